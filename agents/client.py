@@ -139,8 +139,8 @@ class Client:
         return list(self.changes(timeout_s))
 
     def changes(self, timeout_s: float) -> Iterable[Update]:
-        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. A reader that uses the
-        new `state` directly thus avoids a list of all these updates.
+        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. This avoids building a
+        list of all these updates for a reader that uses the new `state` directly.
         """
         deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []
@@ -205,7 +205,7 @@ class Client:
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep the value of `trial`, or revert it now; "" means the running trial. Raises ValueError if no trial is
+        """Keep the values of `trial`, or revert them now; "" means the running trial. Raises ValueError if no trial is
         running.
 
         The request is repeated until `state.trials` shows the outcome, but for at most 30 s.
@@ -226,8 +226,8 @@ class Client:
         return self.request(StackQuery(os.urandom(8).hex(), list(ranks), threads))
 
     def request(self, request: Request) -> str:
-        """Send a request and repeat it until it is answered. Returns the request's id. Raises ValueError if it cannot
-        be encoded.
+        """Send a request and repeat it until it is answered. Returns the request's id. Raises ValueError if the request
+        cannot be encoded.
         """
         codec.decode(codec.encode([request]))  # an error here names the field that the hub could not read
         self.denied.pop(request.id, None)

@@ -18,7 +18,7 @@ REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0, StackQuery: 30.0}
 
 @dataclass
 class _Pending:
-    """A request without an answer."""
+    """A request that has not been answered yet."""
 
     request: Request
     began_s: float

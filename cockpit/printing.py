@@ -1,5 +1,5 @@
-"""Output of headless commands. This module prints every line of their output. It removes control characters, because
-names, reasons and values come from runs and files.
+"""Output of headless commands. Every line that they print goes through this module. It removes control characters,
+because names, reasons and values come from runs and files.
 """
 
 import sys
@@ -30,7 +30,7 @@ def complain(sentence: str) -> None:
 
 
 def print_script(script: str) -> None:
-    """Print a shell script as it is. It must not contain text from a run."""
+    """Print a shell script unchanged. `script` must not contain text from a run."""
     sys.stdout.write(script)
     sys.stdout.flush()
 

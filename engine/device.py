@@ -66,7 +66,7 @@ def set_device(device: torch.device) -> None:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy the host tensor `x` to `device`. For a GPU the copy goes through pinned memory and is asynchronous."""
+    """Copy the host tensor `x` to `device`. The copy to a GPU is asynchronous, from pinned memory."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
@@ -82,8 +82,8 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
 
 
 class DeviceMemory:
-    """Measures memory in bytes. For a GPU, this is the peak memory of allocated tensors since the last call; for the
-    CPU, the current resident memory of the process."""
+    """Measures memory in bytes: for a GPU, the peak of allocated tensors since the last call; for the CPU, the current
+    resident memory of the process."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

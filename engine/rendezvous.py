@@ -73,7 +73,7 @@ class SignalFlag:
         self.raised = True
 
     def take(self) -> bool:
-        """Whether the flag was raised since the last call."""
+        """Whether the flag was raised since the last call. Clears the flag."""
         raised, self.raised = self.raised, False
         return raised
 
@@ -105,7 +105,7 @@ class RankContext:
         return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether this rank has received a signal to stop. Other ranks may not have received one."""
+        """Whether this rank has received a signal to stop. The other ranks may not have received the signal."""
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:
@@ -134,8 +134,8 @@ def single_rank_context(run_dir: Path) -> RankContext:
 
 
 def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
-    """A function that opens a store on the loopback interface; rank 0 serves it on the listening socket whose file
-    descriptor is `listening`.
+    """Returns a function that opens a store on the loopback interface. Rank 0 serves the store on the listening socket
+    with file descriptor `listening`.
 
     The parent binds this socket before it forks, so no other process can take the port. Ranks can connect before rank 0
     serves the store, because their connections wait in the backlog.
@@ -158,8 +158,8 @@ def local_store(rank: int, world: int, port: int, listening: int | None) -> "Cal
 
 
 def environment_store(rank: int, world: int) -> "Callable[[], Store]":
-    """A function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun, torchrun's agent serves the
-    store; under Slurm, rank 0 does.
+    """Returns a function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun, torchrun's agent serves
+    the store; under Slurm, rank 0 does.
 
     The agent's store keeps its keys when torchrun restarts the ranks, so the keys are prefixed with the restart count.
     """

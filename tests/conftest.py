@@ -1,4 +1,4 @@
-"""Settings of all tests."""
+"""Settings and fixtures for all tests."""
 
 import pwd
 

@@ -28,7 +28,7 @@ class ExpertWork:
         self._baselines: dict[int, float] = {}
 
     def expected(self, rank: int, usual: float) -> float:
-        """A rank's expected own time. It is at least `usual`, the reference time of all ranks of the stage."""
+        """A rank's expected own time, which is at least `usual`, the reference time of all ranks of the stage."""
         hello = self._state.hellos[rank]
         place = hello.coords.get("ep")
         if place is None or len(self._same_experts) < 2:
@@ -44,7 +44,8 @@ class ExpertWork:
 
 
 def load_ratio(experts: Experts | None, hello: Hello) -> float | None:
-    """The load of a rank's experts, divided by their load if each layer's load were balanced; None if unknown."""
+    """The load of a rank's experts, divided by the load that they would have if each layer were balanced; None if
+    unknown."""
     held = read_held(held_texts(hello.facts)) if experts else []
     mine = average = 0.0
     for layer in experts.layers if experts else []:

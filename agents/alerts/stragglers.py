@@ -71,8 +71,8 @@ class Baseline:
         self.newest.append(value)
 
     def increase(self, share: float) -> tuple[float, float] | None:
-        """The median of the newest values and the median of the baseline; None unless the first is significantly
-        higher.
+        """The median of the newest values and the median of the baseline; None unless the newest values are
+        significantly higher.
         """
         if len(self.newest) < (self.newest.maxlen or 0):
             return None
@@ -80,7 +80,8 @@ class Baseline:
         return (now, median(self.usual)) if self._is_far(now, share) else None
 
     def first_high(self, share: float) -> int:
-        """The position, counted from the end, of the first of the newest values that is far above the baseline."""
+        """The position in `newest`, counted from the end, of the first value far above the baseline; 1 if there is
+        none."""
         return _first(self.newest, lambda value: self._is_far(value, share))
 
     def _is_far(self, value: float, share: float) -> bool:
@@ -99,9 +100,9 @@ def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
 
 
 class Straggler:
-    """Detects a rank whose own time (step time without waiting) exceeds that of its peers. Peers have the same pipeline
-    stage and device type, so their work differs only in the load of their experts (`ExpertWork`). A rank without peers
-    is compared with its own baseline."""
+    """Detects a rank whose own time (step time without waiting) is longer than the own times of its peers. Peers have
+    the same pipeline stage and device type, so their work differs only in the load of their experts (`ExpertWork`). A
+    rank without peers is compared with its own baseline."""
 
     holds, releases = 3, 3
 
@@ -170,8 +171,8 @@ class Straggler:
         ]
 
     def _began(self, rank: int, limit_ms: float, limits: Limits) -> int:
-        """The first of the averaged steps in which the rank's own time was above the limit; the last of them if there
-        is none."""
+        """The first of the averaged steps in which the rank's own time was above the limit; if there is no such step,
+        the newest step."""
         newest = list(self._own[rank])[-limits.records :]
         return self._steps[rank][-_first(newest, lambda value: value > limit_ms)]
 

@@ -104,7 +104,8 @@ class Recorder:
     # -------------------------------------------------------------------------------------------- the loop
 
     def follow(self) -> None:
-        """Pass new updates to the thread. Never waits. Copies a part of the log, and sometimes the whole state."""
+        """Pass new updates to the thread without waiting for it. At the start of a segment, this copies the whole
+        state."""
         now = time.monotonic()
         while not self._warnings.empty():
             self._log("warning", self._warnings.get())

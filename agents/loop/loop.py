@@ -84,8 +84,8 @@ class Loop:
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
-        `waits` is called with the new value at the end of a step. It returns "" if the value may be applied now, or
-        else the reason why the change waits for a later step. It must return the same value on all ranks. If it raises
+        `waits` is called with the new value at the end of a step. `waits` returns "" if the value may be applied now,
+        or else the reason why the change waits for a later step. All ranks must get the same result. If `waits` raises
         ValueError, the change is refused.
         """
         self._check_declaration(name)
@@ -142,7 +142,7 @@ class Loop:
         self.end(report, 1e3 * (time.perf_counter() - start))
 
     def begin(self, number: int | None = None) -> StepReport:
-        """Begin a step, as `step` does. For callers that measure the time themselves and then call `end`."""
+        """Begin a step, as `step` does. The caller measures the time of the step and then calls `end`."""
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1

@@ -103,8 +103,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
 
 
 def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
-    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. With it, the
-    hub also listens on TCP if that is possible."""
+    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If `elsewhere`
+    is given, the hub also listens on TCP if possible."""
     listen, why = None, ""
     if elsewhere is not None:
         try:
@@ -123,5 +123,5 @@ def _sockets_for(folder: Path) -> Path:
 
 
 def is_first_on_machine(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first rank on its machine. Also true if the launcher set no local rank."""
+    """Whether this is the first rank on its machine; True if the launcher set no local rank."""
     return next((environ[name] for name in LOCAL_RANK if name in environ), "0") == "0"

@@ -103,13 +103,13 @@ class StepReport:
 
 
 def discard(step: AbstractContextManager[StepReport] | None) -> None:
-    """Leave the context manager of a step without reporting the step, because the program did not execute it."""
+    """Leave the context manager of a step without reporting the step, because the program did not execute the step."""
     if step:
         step.__exit__(GeneratorExit, GeneratorExit(), None)
 
 
 def summed_loads(ranks: Sequence[RankStep]) -> dict[int, list[int]]:
-    """The sum of the expert loads of all ranks, by layer."""
+    """The expert load of each layer, summed over all ranks."""
     parts = [rank.loads for rank in ranks if rank.loads is not None]
     layers = {layer for part in parts for layer in part}
     return {

@@ -41,7 +41,8 @@ class RankStep(Struct, array_like=True, frozen=True):
 
 
 class Disagreement(Exception):
-    """The exchange failed, so the ranks can no longer change knobs together. The message says why."""
+    """The ranks can no longer change knobs together, because the exchange at the end of a step failed. The message says
+    why."""
 
 
 _decoder = msgspec.msgpack.Decoder(RankStep)

@@ -116,7 +116,7 @@ def pack(message: Message) -> bytes:
 
 
 def unreadable(packed: bytes) -> str:
-    """Why a receiver would refuse this packed message (a string is too long, for example); "" if it would accept it."""
+    """Why a receiver would refuse this packed message (for example, a string is too long); "" if it is valid."""
     try:
         _message_decoder.decode(packed)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
@@ -130,8 +130,8 @@ def frame(packed: Iterable[bytes]) -> bytes:
 
 
 def frame_of_joined(count: int, packed: bytes) -> bytes:
-    """One frame of `count` messages; `packed` is the concatenation of their packed forms. `frame` would return the same
-    bytes.
+    """One frame of `count` messages, with the same bytes as `frame` returns; `packed` is the concatenation of the
+    packed messages.
     """
     return b"\x92" + _encoder.encode(VERSION) + b"\xdd" + count.to_bytes(4, "big") + packed
 
@@ -146,7 +146,7 @@ def updates_frame(
     time_s: float = 0.0,
     since: int | None = None,
 ) -> bytes:
-    """One frame with one `Updates`. Its updates are already packed, because all clients get the same packed updates."""
+    """One frame with one `Updates`. The updates are packed already, because all clients get the same packed updates."""
     updates = [msgspec.Raw(one) for one in packed]
     return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
 
@@ -177,8 +177,8 @@ def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
 
 
 class Skimmed(Struct):
-    """Records as received, as columns, because a hub of a large run skims a hundred thousand records a second. Only
-    kind and rank have been checked; `read` checks the other fields."""
+    """Received records that are not decoded yet, stored in columns because the hub of a large run skims a hundred
+    thousand records a second. Only kind and rank have been checked; `read` checks the other fields."""
 
     kinds: list[type[Small]]
     ranks: list[int]
@@ -194,7 +194,7 @@ class Skimmed(Struct):
 
 
 def skim(received: bytes | memoryview) -> Skimmed | None:
-    """The records of a frame of small records, with only kind and rank checked; None for any other frame."""
+    """The records in a frame of small records, with only their kind and rank checked; None for any other frame."""
     if len(received) > MAX_FRAME_BYTES:
         return None
     try:

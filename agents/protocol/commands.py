@@ -43,7 +43,7 @@ class Propose(Message, frozen=True):
 
 
 class Command(Message, frozen=True):
-    """A proposal that the hub has written to its journal. The hub sends it to the leader repeatedly until the leader
+    """A proposal that the hub has written to its journal. The hub resends the command to the leader until the leader
     acknowledges it.
     """
 
@@ -131,7 +131,7 @@ class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of its state and at intervals in between.
 
     The ratio is the geometric mean of the step times after the change, divided by their geometric mean before the
-    change. It has a 95 % confidence interval.
+    change. `low` and `high` bound its 95 % confidence interval.
     """
 
     id: TrialName
@@ -177,8 +177,8 @@ NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown 
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity, now and after the change. The value after the change may have an interval; if the interval is wide
-    or contains the current value, only the interval is shown.
+    """The current value of a quantity, and its predicted value after the change. The value after the change may have an
+    interval; if the interval is wide or contains the current value, only the interval is shown.
 
     If `after`, `low` and `high` are None, there is no estimate.
     """

@@ -45,7 +45,8 @@ class Welcome(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """A relay introduces itself: its connection carries the messages of every rank that sends its Hello through it."""
+    """A relay introduces itself: its connection carries the messages of all ranks that send their Hello through this
+    relay."""
 
     version: int
     run: Name

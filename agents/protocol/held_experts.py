@@ -56,7 +56,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """The layers and experts read from the texts; groups that cannot be read are left out."""
+    """Parse the texts into layers and experts; groups that cannot be parsed are left out."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")

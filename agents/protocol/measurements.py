@@ -13,7 +13,7 @@ Reasons = Annotated[list[Name], Meta(max_length=16)]
 
 
 class Vitals(Message, frozen=True):
-    """Measurements of one rank's device and machine. The agent's own thread sends them about once a second.
+    """Measurements of one rank's device and machine. The agent's own thread sends this message about once a second.
 
     A field is None if the device or its driver is missing, or does not report the value. If the ranks know which of
     them share a machine, only one rank of each machine sends the `host_` fields.

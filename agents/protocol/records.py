@@ -1,5 +1,5 @@
-"""Records that ranks send about themselves and the job, and records that the hub creates. All are published to
-subscribers.
+"""Records that ranks send about themselves and the job, and records that the hub creates. The hub publishes all of
+these records to its subscribers.
 """
 
 from typing import Annotated, Final, Literal

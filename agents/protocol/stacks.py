@@ -23,8 +23,8 @@ Word = Annotated[str, Meta(max_length=WORD)]
 
 
 class StackQuery(Message, frozen=True):
-    """Requests the Python stacks of `ranks` (empty: all). A client sends it to the hub, and the hub sends its own query
-    to the ranks. `threads`: request all threads, not only the training thread.
+    """Requests the Python stacks of `ranks` (empty: all). A client sends this query to the hub, and the hub sends its
+    own query to the ranks. `threads`: request all threads, not only the training thread.
     """
 
     id: Name

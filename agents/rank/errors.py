@@ -19,7 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` with `?` in place of each character that cannot be sent: NUL, because the engine pads votes with NUL, and
-    characters that UTF-8 cannot encode, which file names may contain.
+    """`text` with `?` in place of each character that cannot be sent. NUL cannot be sent because the engine pads votes
+    with NUL; file names may contain characters that UTF-8 cannot encode.
     """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -45,9 +45,9 @@ class Knob:
     A knob that is an `action`, such as saving a checkpoint, has no value. Setting such a knob requests the action once;
     `commit` only records the request.
 
-    `waits` is called with a legal new value. It returns "" if the value can take effect before the next step, or else
-    the reason why the change waits for a later step, because some loops can switch a value only at certain steps. Like
-    `prepare`, it may raise ValueError with one sentence.
+    `waits` is called with a legal new value. `waits` returns "" if the value can take effect before the next step, or
+    else the reason why the change waits for a later step, because some loops can switch a value only at certain steps.
+    Like `prepare`, `waits` may raise ValueError with one sentence.
     """
 
     name: str
@@ -105,7 +105,7 @@ class KnobBoard:
 
     def waits(self, changes: Values) -> str:
         """Why prepared `changes` wait for a later step; "" if they can be committed now. Raises ValueError with one
-        sentence if they can never be committed.
+        sentence if the changes can never be committed.
         """
         asked = {
             name: self._knobs[name].waits(self._knobs[name].cast(value)) for name, value in changes.items()
@@ -113,8 +113,8 @@ class KnobBoard:
         return "; ".join(why for why in asked.values() if why)
 
     def check(self, changes: Values) -> Values:
-        """All values that the board would have after `changes`. If they are not legal, the ValueError says why in one
-        sentence.
+        """All values that the board would have after `changes`. If the values are not legal, the ValueError says why in
+        one sentence.
         """
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:
@@ -151,7 +151,7 @@ class KnobBoard:
         return "; ".join(failed.values())
 
     def take_back(self, values: Changes) -> None:
-        """Restore values after a change that could not be carried out on any rank."""
+        """Restore `values` after a change that no rank could carry out."""
         self._values |= values
 
     def in_force(self, changes: Values) -> Changes:

@@ -1,4 +1,5 @@
-"""The agents of many ranks in one process, for example of a simulated cluster. To the hub, the process is a relay.
+"""The agents of many ranks in one process, for example of a simulated cluster. To the hub, the process looks like a
+relay.
 
 No thread is started, so the caller must call `turn` regularly. The caller builds the frames and may encode many records
 at once (`codec.frame_of_joined`).
@@ -190,8 +191,8 @@ class ManyRanks:
 
     def peers_wanted(self, step: int) -> list[int]:
         """The ranks that must send their all-to-all bytes per destination rank in this step. If there are at most
-        `UNASKED` ranks, all ranks send them every `EVERY` steps; otherwise, only the ranks for which a client requests
-        them.
+        `UNASKED` ranks, all ranks send this data every `EVERY` steps; otherwise, only the ranks whose data a client
+        requests.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

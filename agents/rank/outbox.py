@@ -43,9 +43,9 @@ LANE: dict[type[Message], int] = {
 
 
 class Outbox:
-    """The trainer's thread adds messages; the agent's thread adds and removes messages. No lock is needed,
-    because `append` and `popleft` of a deque are atomic. Only the count of dropped messages may be too low by
-    one, if both threads drop a message at the same time.
+    """The trainer's thread adds messages; the agent's thread adds and removes messages. No lock is needed, because
+    `append` and `popleft` of a deque are atomic. If both threads drop a message at the same time, the count of dropped
+    messages may be one too low.
     """
 
     def __init__(self) -> None:

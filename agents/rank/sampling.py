@@ -26,7 +26,7 @@ class Sampling:
             self._leases[kind] = (sample.every, until)
 
     def due(self, kind: str, step: int) -> bool:
-        """Whether to send the vectors of `step`; those of the first step are always sent."""
+        """Whether to send the vectors of `step`; the vectors of the first step are always sent."""
         if kind not in self._begun:
             self._begun.add(kind)
             return True

@@ -47,7 +47,8 @@ class Stacks:
         self._reading: threading.Thread | None = None
 
     def answer(self, query: StackQuery, pulse: Pulse) -> RankStacks | None:
-        """The stacks and the operation in `pulse`; None if the last answer was less than `PERIOD_S` ago."""
+        """The stacks of this process, with the operation in `pulse`; None if the last answer was given less than
+        `PERIOD_S` ago."""
         now = time.monotonic()
         if now - self._answered_s < PERIOD_S:
             return None
@@ -78,7 +79,7 @@ class Stacks:
                 yield names.get(ident, f"thread {ident}"), _places(frames[ident])
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
-        """The source lines by file and line number, and the sentence in which the recorder describes the newest
+        """Read the source lines, by file and line number, and the recorder's one-sentence description of the newest
         collectives. Data not read in time is left out.
         """
         code: dict[tuple[str, int], str] = {}

@@ -1,6 +1,6 @@
 """One rank's part in a vote on a command: when to vote, when to commit, and which acks to send.
 
-The ranks of a training loop (`agents.loop.vote`) and those of the engine (`engine.control.vote`) exchange votes in
+The ranks of a training loop (`agents.loop.vote`) and the engine's ranks (`engine.control.vote`) exchange votes in
 different ways, but follow the same rules. An empty vote means agreement; any other string is the rank's objection.
 """
 

@@ -1,4 +1,4 @@
-"""Restores SQLite files of a run that were removed, and detects damage that SQLite does not report.
+"""Restores removed SQLite files of a run, and detects damage that SQLite does not report.
 
 If a file that a hub has open is removed, SQLite continues to write to the removed file, whose content is lost when the
 hub ends. If a write-ahead log is incomplete or damaged, SQLite reads it up to the damage and reports no error.
@@ -53,7 +53,7 @@ class OpenFile:
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
     """The database, opened read-only, and a message that says which data is lost ("" if none is). Raises sqlite3.Error
-    or OSError if it cannot be opened.
+    or OSError if the database cannot be opened.
     """
     try:
         db = _opened(path, "mode=ro")
@@ -69,7 +69,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
     """The database, opened read-only for a quick look: lost data is not detected, and a busy database causes an error
-    at once. Raises sqlite3.Error or OSError if it cannot be opened.
+    at once. Raises sqlite3.Error or OSError if the database cannot be opened.
     """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists():  # otherwise SQLite would create the log and its index in the folder just to read

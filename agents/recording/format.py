@@ -162,7 +162,7 @@ def kind_of(packed: msgspec.Raw | bytes) -> str:
 
 
 def checked_kind(packed: msgspec.Raw) -> str:
-    """The kind of a packed update of a recording. Raises RecordingError if the update is damaged."""
+    """The kind of a packed update read from a recording. Raises RecordingError if the update is damaged."""
     try:
         return kind_of(packed)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -45,7 +45,7 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """Look at the end of a recording. Raises RecordingError if it does not exist or cannot be read."""
+    """Look at the end of a recording. Raises RecordingError if the recording does not exist or cannot be read."""
     with contextlib.closing(_Glance(path)) as recording:
         return recording.read()
 

@@ -15,8 +15,8 @@ Newest = tuple[int | None]
 
 
 class Moment(Struct, frozen=True):
-    """One element of a recording: an `update`, or a `snapshot` at the start of a segment. A moment has neither if the
-    snapshot of a segment cannot be read.
+    """One element of a recording: an `update`, or a `snapshot` at the start of a segment. If the snapshot of a segment
+    cannot be read, its moment has neither an update nor a snapshot.
     """
 
     epoch: str
@@ -29,8 +29,8 @@ class Moment(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a recording. To reach the position, read from segment `segment` on, and stop before the first
-    moment for which `beyond` is true.
+    """A position in a recording. To reach the position, read from segment `segment` on, and stop as soon as `beyond` is
+    true for the next moment.
     """
 
     segment: int
@@ -65,7 +65,7 @@ class Recording(Tables):
     # ------------------------------------------------------------------------------------------------ contents
 
     def span(self) -> Span:
-        """The range that is recorded so far; the recording of a live run grows."""
+        """The range recorded so far, which grows while the run is live."""
         segments = self.segments()
         newest = segments[-1]
         row = self.newest_row()
@@ -169,7 +169,7 @@ class Recording(Tables):
         return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
     def _last_seq(self, segments: list[Segment]) -> int:
-        """The highest sequence number that was recorded from one hub process. `segments`: those of this process."""
+        """The highest sequence number recorded from the hub process that wrote `segments`."""
         epoch = segments[0].epoch
         if self.rows_damaged:
             moments = (moment for moment in self.moments(segments[0].id) if moment.epoch == epoch)
@@ -212,8 +212,8 @@ class Recording(Tables):
         return Position(start[0][0], beyond)
 
     def _read_step(self, step: int) -> Position:
-        """As `at_step`, for a damaged table, which SQLite cannot search: scans all readable updates. If the summary of
-        the step is lost, the position is just before the next summary.
+        """Like `at_step`, but for a damaged table, which SQLite cannot search: scans all readable updates. If the
+        summary of the step is lost, the position is just before the next summary.
         """
         starts = {(one.epoch, one.seq): one.id for one in self.segments()}
         segment = min(starts.values())

@@ -16,10 +16,11 @@ from agents.state.run_state import RunState
 
 
 class Replay:
-    """A position in a recording, and the `state` of the run at that position, which is after update `seq` of the hub
+    """Moves through a recording. `state` is the state of the run at the current position: after update `seq` of the hub
     process `epoch`.
 
-    `thinned`: the per-rank records have been deleted. `resets` counts how often `state` was rebuilt.
+    `thinned`: whether the per-rank records at this position have been deleted. `resets` counts how often `state` was
+    rebuilt.
     """
 
     def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
@@ -64,7 +65,7 @@ class Replay:
         self.forward(place.beyond)
 
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
-        """Advance to the first moment for which `beyond` is true; returns the applied updates in order.
+        """Advance until `beyond` is true for the next moment; returns the applied updates in order.
 
         If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain all
         changes.

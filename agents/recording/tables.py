@@ -44,8 +44,8 @@ RowColumns = tuple[int, int, int, Seconds, int | None]
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment of a recording. Its snapshot is the state after update `seq`; `step` is the newest step with a
-    summary in that state.
+    """One segment of a recording. The segment's snapshot is the state after update `seq`; `step` is the newest step
+    with a summary in that state.
     """
 
     id: int
@@ -72,8 +72,8 @@ class Row:
 
 
 class Tables:
-    """The tables of a recording. Only one thread may use them at a time. Methods raise RecordingError if the tables
-    cannot be read."""
+    """The tables of a recording. Only one thread may use this object at a time. Methods raise RecordingError if the
+    tables cannot be read."""
 
     def __init__(self, path: Path, opener: Opener = open_to_read) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class Tables:
         return found
 
     def segment(self, id: int) -> Segment:
-        """One segment. Raises RecordingError if it cannot be read."""
+        """The segment with this id. Raises RecordingError if the segment cannot be read."""
         query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments WHERE id = ?"
         for columns in self.rows(tuple[Any, ...], query, id):
             return self._segment_of(columns)
@@ -177,7 +177,7 @@ class Tables:
             self.note(f"a segment may be missing: {error}")
 
     def snapshot_of(self, segment: Segment) -> bytes:
-        """The packed snapshot of a segment. Raises RecordingError if it cannot be read."""
+        """The packed snapshot of a segment. Raises RecordingError if the snapshot cannot be read."""
         found = self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment.id)
         if not found:
             raise RecordingError("it is not in the file")
@@ -206,8 +206,8 @@ class Tables:
         return [id for (id,) in self.rows(tuple[int], IDS_BY_INDEX, segment)]
 
     def _ids_in_table(self, segment: int) -> list[int]:
-        """The ids of a segment's rows, read without the index. This works because the table stores rows in the order of
-        their segments."""
+        """The ids of a segment's rows, read without the index. The index is not needed, because the table stores rows
+        in the order of their segments."""
         end = self.rows(tuple[int], LAST_ID)[0][0] + 1
         first, after = (self._first_id(number, end) for number in (segment, segment + 1))
         return [id for (id,) in self.rows(tuple[int], IDS_IN_TABLE, segment, first, after)]
@@ -226,7 +226,8 @@ class Tables:
         return low
 
     def row(self, segment: Segment, id: int) -> Row | None:
-        """A row of a segment, or None if thinning has removed it. Raises RecordingError if it is damaged or missing."""
+        """A row of a segment, or None if thinning has removed it. Raises RecordingError if the row is damaged or
+        missing."""
         query = f"SELECT {ROW_COLUMNS}, {self._checksum}, data FROM feed WHERE id = ?"
         for *columns, checksum, data in self.rows(tuple[Any, ...], query, id):
             check_columns(columns, checksum)
@@ -242,7 +243,7 @@ class Tables:
         return None
 
     def newest_row(self) -> RowColumns | None:
-        """The columns of the newest row, or None if there is no row or it cannot be read."""
+        """The columns of the newest row; None if no row exists or if the newest row cannot be read."""
         query = f"SELECT {ROW_COLUMNS}, {self._checksum} FROM feed NOT INDEXED ORDER BY id DESC LIMIT 1"
         for *columns, checksum in self.rows(tuple[Any, ...], query):
             try:
@@ -255,7 +256,7 @@ class Tables:
         return None
 
     def check_rows(self) -> None:
-        """Check the columns of all rows. Called before a query searches the rows for a position; later calls do
+        """Check the columns of all rows. Call this before a query searches the rows for a position; later calls do
         nothing.
         """
         if self._all_checked:

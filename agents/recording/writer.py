@@ -1,8 +1,7 @@
 """Writes the tables of a recording; used by one thread.
 
-Commits do not fsync (`synchronous=NORMAL`), so a power failure may lose the newest updates of a recording. The
-remaining updates stay in order, and no command is lost, because the journal is a separate file that is written with
-fsync.
+Commits do not fsync (`synchronous=NORMAL`), so a power failure may lose the newest updates of a recording, but no
+earlier ones. No command is lost, because the journal is a separate file that is written with fsync.
 """
 
 import contextlib
@@ -75,8 +74,8 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Restore the file if it was removed. Returns True if it was removed. Raises RecordingWriteError if it cannot
-        be restored.
+        """Restore the file if it was removed. Returns whether the file was removed. Raises RecordingWriteError if the
+        file cannot be restored.
         """
         if not self._file.removed:
             return False
@@ -115,8 +114,8 @@ class RecordingWriter:
             self._added.append((INSERT_ROW, row))
 
     def commit(self) -> None:
-        """Write the added segments and rows. If RecordingWriteError is raised, none of them is on disk, and they are
-        discarded.
+        """Write the added segments and rows. If RecordingWriteError is raised, nothing was written to disk, and the
+        added segments and rows are discarded.
         """
         added = list(self._added)
         try:
@@ -170,7 +169,7 @@ class RecordingWriter:
         self._thin.pop(segment, None)
 
     def _thin_out(self, segment: int) -> None:
-        """Replace a segment with its thinned form. Raises RecordingError if it cannot be read."""
+        """Replace a segment with its thinned form. Raises RecordingError if the segment cannot be read."""
         with self._sentence():
             rows = self._db.execute(
                 f"SELECT id, {ROW_COLUMNS}, checksum, data FROM feed WHERE segment = ? ORDER BY id",

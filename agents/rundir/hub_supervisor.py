@@ -1,4 +1,6 @@
-"""Starts the hub process of a run, or a relay, and restarts it when it dies. Meanwhile the ranks continue training."""
+"""Starts the hub process of a run, or a relay, and restarts it when it dies. The ranks continue training in the
+meantime.
+"""
 
 import os
 import signal
@@ -130,8 +132,8 @@ class HubSupervisor:
 
 
 def ending_signals(supervised: bool, in_terminal: bool) -> list[signal.Signals]:
-    """The signals that end a hub or a relay; this process ignores the others from now on. `in_terminal`: Ctrl-C ends
-    it."""
+    """Ignore signals that must not end this hub or relay, and return the signals that end it. `in_terminal`: whether
+    Ctrl-C ends it."""
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # Slurm may send it to all processes of a job, to request a save
@@ -209,7 +211,7 @@ def hub_of(
 
 
 def _environ_of_hub() -> dict[str, str]:
-    """The environment for the hub: that of this process. An invalid alert target is reported on stderr and left out."""
+    """A copy of this process's environment for the hub. An invalid alert target is reported on stderr and left out."""
     environ = dict(os.environ)
     try:
         if target := environ.get(ON_ALERT):
@@ -250,7 +252,7 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks of other machines. `towards`: a host that the other machines can
+    """The TCP address on which a hub listens for ranks on other machines. `towards`: a host that the other machines can
     reach.
 
     Raises RunError if there is no key with the role rank, or if `listen` is not given and this machine's address cannot
@@ -261,7 +263,8 @@ def between_machines(towards: str, listen: str | None = None) -> str:
 
 
 def listening(supervisor: HubSupervisor, run_dir: Path) -> Endpoints:
-    """Wait until the hub listens on TCP and return its endpoints. Raises RunError after `START_S` seconds."""
+    """Wait until the hub listens on TCP and return its endpoints. Raises RunError if the hub does not listen within
+    `START_S` seconds."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         with suppress(RunError):

@@ -103,7 +103,7 @@ def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
     """How this rank connects to the hub `reached`: through the relay of its node if the job uses relays, else directly.
-    Local rank 0 starts the relay, and ends it when its context closes.
+    Local rank 0 starts the relay, and ends it when this context closes.
 
     Raises RunError if `COCKPIT_RELAY` is invalid.
     """

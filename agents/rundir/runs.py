@@ -97,8 +97,8 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
 
 
 def find_folder(target: str, runs_dir: Path) -> Path:
-    """The folder of a run, live or ended. `target` is its name in `runs_dir` or its path. Raises RunError if there is
-    none, or if `target` is `runs_dir` or a folder above it."""
+    """The folder of a run, live or ended. `target` is its name in `runs_dir` or its path. Raises RunError if the folder
+    does not exist, or if `target` is `runs_dir` or a folder above it."""
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
         above = folder is not None and not _has_run(folder) and _holds(folder, runs_dir)
@@ -130,7 +130,7 @@ def _holds(folder: Path, runs_dir: Path) -> bool:
 
 
 def commands_file(folder: Path) -> Path:
-    """The database with the commands of a run. An earlier release stored them in the recording."""
+    """The database with the commands of a run. An earlier release stored the commands in the recording."""
     path = folder / COMMANDS_FILE
     return path if path.exists() else folder / RECORD_FILE
 

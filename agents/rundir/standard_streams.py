@@ -11,8 +11,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def open_streams() -> None:
-    """Replace a closed stdin, stdout or stderr (``>&-``) with the null device. Otherwise the next opened file would get
-    the descriptor of that stream.
+    """Replace a closed stdin, stdout or stderr (``>&-``) with the null device. If the stream stayed closed, the next
+    opened file would get the descriptor of that stream.
     """
     for descriptor, name, flags in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -23,8 +23,8 @@ def open_streams() -> None:
 
 
 def fit_output(as_json: bool) -> None:
-    """Make stdout use UTF-8 for JSON, else the terminal's encoding with ``?`` in place of characters that it cannot
-    encode.
+    """For JSON, make stdout use UTF-8. Otherwise, stdout keeps its encoding and writes ``?`` in place of characters
+    that it cannot encode.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         if as_json:
@@ -34,7 +34,7 @@ def fit_output(as_json: bool) -> None:
 
 
 def output_failure(error: OSError) -> str | None:
-    """The message to print if `error` means that standard output cannot be written; None for other errors."""
+    """The message to print if `error` means that writing to standard output failed; None for other errors."""
     if error.filename is None and error.errno in FULL:
         return f"standard output cannot be written: {error.strerror}"
     return None

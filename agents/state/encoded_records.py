@@ -1,7 +1,8 @@
 """Records by rank, stored encoded and decoded on each read.
 
 A decoded record with a long list takes about ten times the memory of its msgpack encoding: the all-to-all rows of 4,096
-ranks with 64 destinations each take 25 MiB as objects. A client rarely reads such a record, so it keeps the bytes.
+ranks with 64 destinations each take 25 MiB as objects. A client rarely reads such a record, so the record is kept as
+bytes.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping

@@ -53,7 +53,8 @@ class Trust:
 def check_event(
     time_s: float, revision: int, changes: Mapping[str, tuple[Value, Value]], checks: list[Check]
 ) -> Event:
-    """The event that records the `checks` of one revision's change. `changes`: the old and new value of each knob."""
+    """The event that reports how the previews of a change compare with later measurements. `changes`: the old and new
+    value of each knob."""
     facts: dict[str, Value] = {MARK: len(checks), "revision": revision}
     for check in checks:
         facts |= {f"{check.quantity}.{field}": getattr(check, field) for field in FIELDS}

@@ -10,9 +10,9 @@ from agents.state.run_state import RunState
 class Replica:
     """`state` is the state of the run after update `seq` of the hub process `epoch`.
 
-    After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is then empty, so
-    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt. If `behind` is set, `state`
-    is older than the last frame, because the hub is still sending earlier changes.
+    After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is empty until
+    the snapshot arrives, so the next credit requests one. `resets` counts how often `state` was rebuilt. If `behind` is
+    set, `state` is older than the last frame, because the hub is still sending earlier changes.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:

@@ -48,8 +48,8 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of a stall, derived from stacks. The `odd` ranks are at a different place from the others, or did
-    not answer.
+    """Why a run has stalled, derived from the stacks of its ranks. The `odd` ranks are at a different place from the
+    others, or did not answer.
     """
 
     sentence: str
@@ -137,9 +137,9 @@ def _are(group: StackGroup, plural: bool) -> str:
 
 
 def _odd(groups: list[StackGroup]) -> list[StackGroup]:
-    """The groups that the other ranks wait for: the groups that do not wait themselves, unless they hold more than half
-    of the ranks; else the groups at the earliest step, unless they hold half of the ranks or more; else all but the
-    largest group, or none if no single group is the largest."""
+    """The groups that the other ranks wait for. Groups that do not wait themselves are chosen if they hold at most half
+    of the ranks. Failing that, the groups at the earliest step are chosen if they hold less than half of the ranks.
+    Failing that, all groups except the largest are chosen, or none if no single group is the largest."""
     busy = [group for group in groups if not group.waits]
     if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
         return busy

@@ -4,9 +4,10 @@ when the file changes.
 A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
 key folder on a slow network disk does not block the hub.
 
-pyzmq's authenticators (`zmq.auth`) are not used, for two reasons. Their thread waits for requests without a time limit,
-so it would not notice a revoked key while no peer connects. Their callback does not receive the peer's address and
-cannot set the text of the refusal, so the hub could not report which peer was refused and why.
+pyzmq's authenticators (`zmq.auth`) are not used, for two reasons. The thread of a pyzmq authenticator waits for
+requests without a time limit, so it would not notice a revoked key while no peer connects. The callback of a pyzmq
+authenticator does not receive the peer's address and cannot set the text of the refusal, so the hub could not report
+which peer was refused and why.
 """
 
 import errno

@@ -19,8 +19,8 @@ def raise_file_limit() -> None:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Open a file for locking, and create it if needed. Nothing is written to it. A symbolic link is not followed,
-    because another user may have placed it. Raises OSError if `path` is a link or not a regular file."""
+    """Open a file for locking, and create it if needed. This function does not write to the file. A symbolic link is
+    not followed, because another user may have placed it. Raises OSError if `path` is a link or not a regular file."""
     try:
         descriptor = os.open(
             path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666

@@ -21,9 +21,10 @@ class Reach(NamedTuple):
 
 @dataclass
 class Fallback:
-    """The hub behind a relay. A rank connects to it directly if the relay does not start or has failed for good.
+    """The hub to which a relay forwards messages. A rank connects to this hub directly if the relay does not start or
+    has failed for good.
 
-    When the relay's supervisor stops restarting it, the supervisor removes the directory of the relay's socket.
+    A supervisor that stops restarting its relay removes the directory of the relay's socket.
     """
 
     hub: Reach

@@ -1,9 +1,9 @@
-"""The socket of agents and clients. It reconnects to the hub automatically, and reports why the hub refuses a
+"""The socket of agents and clients, which reconnects to the hub automatically and reports why the hub refuses a
 connection.
 
-If a hub refuses a key over TCP, it ends the handshake without a message. Only the socket's monitor reports the refusal.
-After several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been added to
-the hub's list in the meantime.
+If a hub refuses a key over TCP, the hub ends the handshake without a message. Only the socket's monitor reports the
+refusal. After several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been
+added to the hub's list in the meantime.
 """
 
 import errno

@@ -17,8 +17,8 @@ class ClosedError(Exception):
 
 
 class StoreRanks:
-    """Gives this rank access to the store of the program's default process group. Must be created while the group
-    exists. The methods are called in other threads. Setting `closing` ends all waits."""
+    """Gives this rank access to the store of the program's default process group. Create an instance while the process
+    group exists. The methods are called in other threads. Setting `closing` ends all waits."""
 
     def __init__(self, closing: threading.Event) -> None:
         import torch.distributed as dist
@@ -42,8 +42,8 @@ class StoreRanks:
         self._store.delete_key(key)
 
     def wait(self, keys: Sequence[str], seconds: float | None = None) -> list[bytes]:
-        """Wait until all of `keys` are set, and return their values. Raises ClosedError if the program ends, or after
-        `seconds`.
+        """Wait until all of `keys` are set, and return their values. Raises ClosedError if the program ends or if
+        `seconds` have passed.
         """
         pause, longest = POLL_S
         waited = 0.0

@@ -73,7 +73,7 @@ class Hooks:
         self._remove.append(optimizer.register_optimizer_step_post_hook(around(after)).remove)
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call `work`. If it raises an exception, remove the hooks; the program continues."""
+        """Call `work`. If `work` raises an exception, remove the hooks; the program continues."""
         try:
             return work(*args)
         except Exception as error:  # noqa: BLE001 - the program must run as without the cockpit

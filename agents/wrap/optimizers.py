@@ -11,7 +11,7 @@ class MainOptimizer:
 
     The choice is made when any optimizer steps for the second time, because the program may have several optimizers,
     such as one for a generator and one for a discriminator. If only other optimizers step for more than `PATIENCE`
-    steps in a row, the choice is made again, because a program may train in several parts.
+    steps in a row, the choice is made again, because a program may train in several phases with different optimizers.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,8 @@ class MainOptimizer:
         return self._main() if self._main else None
 
     def stepped(self, optimizer: Any) -> bool:
-        """Count a step of an optimizer. Returns whether it ends a step of the run: only the main optimizer does."""
+        """Count a step of an optimizer. Returns True if this also ends a step of the run, as only a step of the main
+        optimizer does."""
         known, steps = self._seen.get(id(optimizer), (None, 0))
         if known is None or known() is not optimizer:
             known, steps = weakref.ref(optimizer), 0

@@ -181,7 +181,7 @@ class Watch:
                 self._stop()
 
     def _end_update(self, optimizer: Any) -> bool:
-        """End an optimizer's step. Returns whether it ends a step of the run."""
+        """Handle the end of an optimizer's step. Returns whether this also ends a step of the run."""
         if not self._phases.ours or not self._stepping or self._stepping[-1] is not optimizer:
             return False
         self._stepping.pop()
@@ -224,7 +224,7 @@ class Watch:
             self._hooks.end(self._loop.why)
 
     def _enter_run(self) -> None:
-        """Become a rank of the run if the joining thread is done."""
+        """Start reporting to the run once the joining thread has finished; if it has failed, remove the hooks."""
         if self._joining is None or not self._joining.done:
             return None
         joining, self._joining = self._joining, None
@@ -234,7 +234,7 @@ class Watch:
         return None
 
     def _stop(self) -> None:
-        """End the program as an operator requested: raise SystemExit in the training thread of all ranks after the same
+        """End the program as an operator requested: every rank raises SystemExit in its training thread after the same
         step. The exit status is 0, so that a launcher does not restart the program."""
         step = self._steps
         self._hooks.end()

@@ -34,7 +34,7 @@ def steps(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     return _whole(text, 1, MOST)
 
 
@@ -58,7 +58,7 @@ def _illegal(text: str, legal: str) -> argparse.ArgumentTypeError:
 
 
 def reason(text: str) -> str:
-    """The argument of --reason. Raises CockpitError if it is longer than the protocol allows."""
+    """Check the argument of --reason. Raises CockpitError if it is longer than the protocol allows."""
     if len(text) > TEXT:
         raise CockpitError(f"--reason has {len(text)} characters; legal: at most {TEXT}")
     return text

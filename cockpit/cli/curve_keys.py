@@ -17,7 +17,7 @@ Options = argparse.Namespace
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands and their options."""
+    """Add the subcommands of `cockpit keys` and their options."""
     actions = parser.add_subparsers(metavar="make|list|revoke", required=True)
     for name, (call, about) in ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about)

@@ -30,8 +30,8 @@ SHOWN_LINES = 12
 
 
 class DemoSource:
-    """Source that waits for the hub of a starting run, then follows the run. If the engine fails, the source reports
-    the failure.
+    """The source for a run that this command starts. It waits for the run's hub, then follows the run. If the engine
+    fails, the source reports the failure.
     """
 
     operator = True

@@ -64,7 +64,8 @@ def _call(words: list[str]) -> int:
 
 
 def _tunnel(options: Options) -> AbstractContextManager[None]:
-    """The context in which the command can reach a run that is named by an ``ssh://`` URL."""
+    """The context in which the command runs. For a run named by an ``ssh://`` URL, it is a tunnel to the run's
+    machine."""
     if not is_ssh(options.run):
         return nullcontext()
     from cockpit.cli.ssh.tunnel import tunnel_to
@@ -88,6 +89,6 @@ def _use_key(file: str) -> None:
 
 
 def main() -> None:
-    """Run the command of this process and exit."""
+    """Run the command that this process was started with, and exit."""
     open_streams()
     raise SystemExit(run())

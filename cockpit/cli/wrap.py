@@ -19,7 +19,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def wrap(words: Sequence[str]) -> int:
-    """Replace this process with the command. Returns only if there is no such command."""
+    """Replace this process with the wrapped command. Returns only if that command does not exist."""
     parser = _Parser(prog="cockpit wrap", description=ABOUT)
     parser.add_argument("--run", metavar="NAME", help="name of the run (default: that of the script)")
     parser.add_argument(

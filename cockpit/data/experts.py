@@ -34,7 +34,8 @@ class Shown:
 
     @property
     def exact(self) -> bool:
-        """Whether the frame is one record; otherwise it has the lowest and the highest values over several records."""
+        """Whether the frame holds a single record; otherwise it holds the lowest and the highest values of several
+        records."""
         return self.frame.records == 1
 
     @property
@@ -82,8 +83,8 @@ class Shown:
 
 
 def shown(store: Store, step: int | None) -> Shown | None:
-    """The record of `step` or, if there is none, the newest record before it; without `step`, the newest record. None
-    if there is no such record.
+    """The record of `step` or, if there is none, the newest record before `step`; without `step`, the newest record.
+    None if the history has no such record.
     """
     history = store.expert_history
     if not len(history.loads):
@@ -107,7 +108,8 @@ class Unwell:
 
 @dataclass(frozen=True)
 class Unwells:
-    """The number of experts in one health state, the number of layers that contain them, and the worst of them."""
+    """The number of experts in one health state, the number of layers that contain them, and the worst of these
+    experts."""
 
     count: int
     layers: int

@@ -100,7 +100,7 @@ def spaced(text: str) -> str:
 
 
 def wrapped(text: str, width: int, **options: Any) -> list[str]:
-    """The text in lines of at most `width` columns. A number and its unit stay on one line. `options`: those of
+    """The text in lines of at most `width` columns. A number and its unit stay on one line. `options` are passed to
     `textwrap.wrap`."""
     lines = textwrap.wrap(_BEFORE_UNIT.sub("\u00a0", text), width, **options)
     return [line.replace("\u00a0", " ") for line in lines]

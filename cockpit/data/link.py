@@ -49,8 +49,8 @@ class Fault:
 
 
 def link_state(state: RunState, age_s: float | None, playing: bool, finished: bool) -> LinkState:
-    """The state of the connection. `age_s`: seconds since the last message from the hub; `playing`: a recording is the
-    source; `finished`: every planned step is done."""
+    """The state of the connection. `age_s`: seconds since the last message from the hub; `playing`: whether a recording
+    is the source; `finished`: whether every planned step is done."""
     if not state.hellos:
         return LinkState.WAITING
     if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):

@@ -77,7 +77,7 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and the relative deviation of its typical value from the baseline (0.1: 10 % above)."""
+    """The value of one rank, and the relative deviation of its typical value from the baseline (0.1: 10 % above)."""
 
     value: float | None
     deviation: float
@@ -105,7 +105,7 @@ class Readings(Mapping[int, Reading]):
 
     @property
     def place(self) -> dict[int, int]:
-        """The index of each rank in the lists."""
+        """The index of each rank in `ranks`."""
         if not self._place:
             self._place = {rank: place for place, rank in enumerate(self.ranks)}
         return self._place
@@ -194,7 +194,7 @@ def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Rea
 
 def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
     """The values of the settled step and the medians of the newest steps. For a rank without a record of these steps,
-    the value of its newest record is used for both."""
+    both are the value of the rank's newest record."""
     settled, history, gather = settled_step(store), store.rank_history, _gather(store)
     values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
     typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))
@@ -241,7 +241,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _groups(store: Store) -> list[list[int]]:
-    """The indices of the ranks of each peer group."""
+    """For each peer group, the indices of its ranks."""
 
     def compute() -> list[list[int]]:
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -253,7 +253,8 @@ def _groups(store: Store) -> list[list[int]]:
 
 
 def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
-    """The baseline of each rank among its peers. `values` are in the order of the ranks of the state."""
+    """For each rank, the baseline computed from the values of its peers. `values`: one value per rank, in the order of
+    the ranks in the state."""
     baselines = [NAN] * len(values)
     for places in _groups(store):
         known = [place for place in places if math.isfinite(values[place])]

@@ -161,7 +161,7 @@ def validation(store: Store) -> dict[str, Any] | None:
 
 
 def filtered(store: Store, chosen: Filter) -> dict[str, Any]:
-    """A filter, the number of ranks that match, and the number of ranks without a value for it."""
+    """The text of a filter, the number of ranks that match, and the number of ranks without a value for the filter."""
     found = matches(store, chosen)
     return {"text": chosen.text, "matching": len(found.ranks), "without_data": found.unknown}
 
@@ -170,7 +170,7 @@ REFUSALS = ("rejected", "expired", "rolled_back")
 
 
 def outcome(command: CommandState) -> dict[str, Any]:
-    """The outcome of a proposal, for the script that sent it."""
+    """The outcome of a proposal as plain data, for the script that sent the proposal."""
     if command.state in REFUSALS:
         return {"state": command.state, "why": command.why, "id": command.id}
     return {
@@ -199,5 +199,5 @@ def log(store: Store) -> Iterable[dict[str, Any]]:
 
 
 def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:
-    """A line of the log without a command or trial."""
+    """A log line that belongs to no command or trial."""
     return {"time_s": time_s, "level": level, "source": source, "text": text}

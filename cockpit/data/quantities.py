@@ -1,4 +1,4 @@
-"""Names and number formats of the quantities of previews and their checks."""
+"""Names and number formats of the quantities that previews predict and that are checked after the change."""
 
 from collections.abc import Callable
 

@@ -19,7 +19,7 @@ FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 
 class Range(Enum):
-    """How the range of the y axis is derived from the data; the screen shows the member's value as its name."""
+    """How the range of the y axis is derived from the data. The screen shows the value of a member as its name."""
 
     AUTO = "auto"  # like FULL, unless a few values would compress the range of all others
     ROBUST = "robust"  # without the outermost values
@@ -37,7 +37,8 @@ class Scale:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """The position of a value: 0 at `low`, 1 at `high`; below 0 or above 1 off the scale; NaN for NaN."""
+        """The position of a value: 0 at `low`, 1 at `high`; below 0 or above 1 if the value is off the scale; NaN for
+        NaN."""
         if self.log:
             if value <= 0:
                 return -math.inf

@@ -50,7 +50,7 @@ class Scroll:
 
     def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
         """Move the cursor by `by` items; when it reaches the newest item, it follows new items again. `lines`: height
-        of an item."""
+        of an item in lines."""
         if count < 1:
             return
         to = min(count - 1, max(0, self._index + by))

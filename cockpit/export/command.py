@@ -88,8 +88,8 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Parse ``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``. Raises CockpitError for a wildcard or a malformed
-    address."""
+    """Parse an address to listen on, such as ``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``. Raises CockpitError for a
+    wildcard or a malformed address."""
     host, colon, port = text.rpartition(":")
     host = host.strip("[]") if colon else LOOPBACK
     legal = "legal: PORT, which listens on the loopback address, or ADDRESS:PORT"

@@ -1,6 +1,6 @@
 """Export to TensorBoard and Weights & Biases: each number of the step summaries becomes a curve.
 
-The writers also write live mirrors (`cockpit.export.mirror`).
+Live mirrors (`cockpit.export.mirror`) use the same writers.
 """
 
 import os
@@ -17,10 +17,11 @@ Point = tuple[Summary, Mapping[str, float]]  # a step, and its numbers by tag
 
 
 class CurveWriter(Protocol):
-    """Writes steps to another program."""
+    """Writes steps in the form that another program reads, such as TensorBoard."""
 
     def write(self, points: Iterable[Point]) -> int:
-        """Write steps in order of arrival, and return the number of values. A step can repeat after a resume."""
+        """Write steps in order of arrival, and return the number of values. The same step can occur again
+        after a resume."""
 
     def close(self) -> None:
         """Write buffered values."""
@@ -42,7 +43,7 @@ def _tag(column: str) -> str:
 
 
 def curves(recording: Recording, hello: Hello | None) -> Iterator[Point]:
-    """The summaries of a recording in order of arrival, with their numbers."""
+    """Each step summary of a recording, in order of arrival, with its numbers."""
     for _, update in updates(recording):
         if isinstance(update, Summary):
             yield update, numbers(update, hello is not None and hello.simulated)
@@ -118,7 +119,7 @@ class WandbWriter:
 
 
 def to_tensorboard(recording: Recording, out: Path) -> int:
-    """Write an event file in `out`; returns the number of values."""
+    """Write a TensorBoard event file in the folder `out`; returns the number of values."""
     return _write(TensorBoardWriter(out), recording, first_hello(recording))[1]
 
 

@@ -157,8 +157,8 @@ def _is_live(folder: Path) -> bool:
 
 
 def to_prometheus(recording: Recording, out: Path | None) -> int:
-    """Write the values at the end of a recording in the text format of the node exporter's textfile collector.
-    `cockpit_up` is 0 if the run has no live hub.
+    """Write the final values of a recording in Prometheus text format, which the node exporter's textfile collector
+    reads. `cockpit_up` is 0 if the run has no live hub.
     """
     replay = Replay(recording)
     replay.seek(recording.at_end())
@@ -171,7 +171,8 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
 
 
 def serve(run: str | None, address: str, port: int, started: Callable[[int], None]) -> int:
-    """Serve a live run at `address` until `LINGER_S` seconds after the run has ended. Calls `started` with the port."""
+    """Serve a live run at `address` until `LINGER_S` seconds after the run has ended. Calls `started` with the
+    port on which it listens."""
     connection = Connection(run)
     store = connection.store
 

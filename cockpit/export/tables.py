@@ -26,7 +26,8 @@ def _one(update: Struct) -> Iterator[Row]:
 
 
 def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
-    """Returns a function that makes one row for each item of `field`, and repeats the other fields in each row."""
+    """Returns a function that makes one row for each item of the list `field`, and repeats the update's other fields in
+    each row."""
 
     def rows(update: Struct) -> Iterator[Row]:
         rest = flat(update, without=field)
@@ -56,7 +57,7 @@ TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
 
 
 def flat(value: Struct, without: str = "", prefix: str = "") -> Row:
-    """The fields of a message by column; None for missing values."""
+    """A row with the fields of a message by column name. Missing values are None."""
     row: Row = {}
     for name in value.__struct_fields__:
         if name != without:
@@ -91,8 +92,8 @@ def _place(moment: Moment) -> Row:
 
 
 def columns(recording: Recording) -> dict[str, dict[str, type]]:
-    """The columns of every table with rows, and the type of their values. Mixed int and float values become float;
-    other mixed types become str.
+    """For every table that has rows, its columns and the type of their values. Mixed int and float values become
+    float; other mixed types become str.
     """
     found: dict[str, dict[str, type]] = {}
     for table, row in rows(recording):

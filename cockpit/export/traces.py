@@ -26,7 +26,8 @@ class TraceError(Exception):
 def merge(files: Mapping[int, Path], out: Path) -> int:
     """Write the traces of `files` (by rank) into `out`, compressed by gzip. Returns the number of events.
 
-    Only one trace at a time is in memory. Raises TraceError if a file is not a trace, and OSError.
+    Only one trace at a time is in memory. Raises TraceError if a file is not a trace, and OSError if a file
+    cannot be read or written.
     """
     start_ns = min(_start_ns(_read(path)) for path in files.values())
     unfinished = out.with_name(f".{out.name}.partial")
@@ -73,13 +74,13 @@ def _well_formed(event: object) -> bool:
 
 
 def _base_ns(trace: Mapping[str, Any]) -> int:
-    """The base time of the trace in ns; the times of its events are relative to it."""
+    """The base time of the trace in ns, to which the times of the trace's events are relative."""
     base = trace.get("baseTimeNanoseconds", 0)
     return base if isinstance(base, int) else 0
 
 
 def _start_ns(trace: Mapping[str, Any]) -> int:
-    """The time of the first event in ns."""
+    """The absolute time of the trace's first event, in ns."""
     return _base_ns(trace) + round(1000 * min((event.get("ts", 0) for event in _timed(trace)), default=0))
 
 
@@ -88,7 +89,7 @@ def _timed(trace: Mapping[str, Any]) -> list[Event]:
 
 
 class _Numbers:
-    """New process and thread ids, unique in the merged file."""
+    """Assigns process and thread ids that are unique in the merged file."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[object, ...], int] = {}
@@ -98,8 +99,8 @@ class _Numbers:
 
 
 def _renumbered(trace: Mapping[str, Any], rank: int, start_ns: int, numbers: _Numbers) -> Iterator[Event]:
-    """The events of one rank, relative to `start_ns`: first the metadata events that name processes and threads, then
-    all other events by time."""
+    """The events of one rank, with times relative to `start_ns`: first the metadata events that name processes and
+    threads, then all other events by time."""
     late_us = (_base_ns(trace) - start_ns) / 1000
     named = [event for event in trace["traceEvents"] if event.get("ph") == "M"]
     events = sorted(_timed(trace), key=lambda event: (event.get("ts", 0), -event.get("dur", 0)))
@@ -131,7 +132,7 @@ def _renumbered(trace: Mapping[str, Any], rank: int, start_ns: int, numbers: _Nu
 
 
 def _moved(event: Event, rank: int, late_us: float, lane: int, numbers: _Numbers) -> Event:
-    """A copy of `event` with the ids and times of the merged file."""
+    """A copy of `event` with the ids and times that it has in the merged file."""
     pid, tid = event["pid"], event.get("tid", 0)
     moved = dict(event, pid=numbers.number(rank, pid), tid=numbers.number(rank, pid, tid, lane))
     if "ts" in event:
@@ -154,8 +155,8 @@ class _Lanes:
 
     def lane(self, event: Event) -> int:
         """The first lane in which `event` starts after all others have ended, or lies within every event that is still
-        running. The caller must pass events in order of their start times; of events with equal start times, the
-        longest first."""
+        running. The caller must pass events in order of their start times and, for equal start times, the longest
+        event first."""
         lanes = self._ends.setdefault((event["pid"], event.get("tid", 0)), [])
         start = round(1000 * event.get("ts", 0))
         end = start + round(1000 * event.get("dur", 0))

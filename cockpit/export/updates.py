@@ -1,4 +1,4 @@
-"""Reads each update of a recording exactly once; every export uses this."""
+"""Reads each update of a recording exactly once, for all exports."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from agents.state.run_state import RunState
 
 
 def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
-    """Every update, with the time when it was recorded. After a gap in the recording, yields only those updates of the
-    snapshot that were not yielded before.
+    """Every update of a recording, with the moment at which it was recorded. After a gap in the recording, yields only
+    those updates of the snapshot that were not yielded before.
     """
     state = RunState()
     place = ("", 0)
@@ -31,6 +31,6 @@ def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
 
 
 def simulated(recording: Recording) -> bool:
-    """Whether the recorded run was a simulation, which every export states."""
+    """Whether the recorded run was simulated. Every export states this."""
     hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
     return hello is not None and hello.simulated

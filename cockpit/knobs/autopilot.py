@@ -1,4 +1,5 @@
-"""The autopilot's rules: the changes that an operator allows, and the events that stop it. Needs no connection."""
+"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module
+needs no connection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ SAME_LOSS = 1.02  # maximum ratio of the mean loss after a change to that before
 
 @dataclass(frozen=True)
 class Bounds:
-    """Values that the operator allows for each knob: a range in `ranges` or a list in `values`."""
+    """The values that the operator allows for each knob: a range in `ranges` or a list in `values`."""
 
     ranges: Mapping[str, tuple[float, float]]
     values: Mapping[str, Sequence[Value]]
@@ -40,7 +41,7 @@ class Bounds:
         return list(distinct.values())
 
     def changes(self, board: Board | None) -> list[Changes]:
-        """One change for each legal value within the bounds, except the current value."""
+        """One change for each knob value that is legal and within the bounds, except the current values."""
         return [
             {knob.name: value}
             for knob in value_knobs(board)
@@ -59,7 +60,8 @@ def _number(value: Value) -> bool:
 
 
 def parse_bounds(words: Sequence[str]) -> Bounds:
-    """Parse bounds such as ``knob=low..high`` or ``knob=value,value``. Raises ValueError with one sentence."""
+    """Parse bounds such as ``knob=low..high`` or ``knob=value,value``. Raises ValueError, whose message is one
+    sentence."""
     ranges: dict[str, tuple[float, float]] = {}
     values: dict[str, list[Value]] = {}
     for word in words:
@@ -115,7 +117,7 @@ class Watch:
 
 
 def reason(ranked: Ranked, bottleneck: str) -> str:
-    """The reason for a trial, for the run's log: bottleneck, predicted gain and source."""
+    """The reason that the run's log gives for a trial: the bottleneck, the predicted gain, and its source."""
     return (
         f"autopilot: {bottleneck}; predicted gain {100 * ranked.likely:.1f} % "
         f"({100 * ranked.least:.1f} % to {100 * ranked.most:.1f} %), {ranked.candidate.source}"
@@ -133,7 +135,7 @@ def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
 
 
 def loss_kept(trial: TrialState) -> bool:
-    """Whether the mean loss that a trial measured grew by at most 2 %. False if a loss is unknown or NaN."""
+    """Whether the mean loss grew by at most 2 % in a trial. False if a loss is unknown or NaN."""
     if not (trial.loss_before and trial.loss_after):
         return False
     return trial.loss_after <= SAME_LOSS * trial.loss_before

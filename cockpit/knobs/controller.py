@@ -59,7 +59,7 @@ def _key(
 
 
 class BoardController:
-    """The edits, the preview query and the sent requests of one board. `changed` is called after each key."""
+    """Holds the edits, the preview query and the sent requests of one board. `changed` is called after each key."""
 
     def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
         self.source = source
@@ -91,7 +91,8 @@ class BoardController:
         )
 
     def update(self) -> None:
-        """Read outcomes from the store, and request a preview of the edits. The caller holds the store's lock."""
+        """Read the outcomes of requests from the store, and request a preview of the edits. The caller holds the
+        store's lock."""
         store, trial = self.store, self.store.trial
         if trial:
             self.trial_id = trial.id
@@ -126,7 +127,8 @@ class BoardController:
         self.edits.type(character)
 
     def could_type(self, character: str) -> bool:
-        """Whether the character continues a typed value, or begins a legal value of the selected knob."""
+        """Whether the character continues the typed value or, if none is typed, begins a legal value of the selected
+        knob."""
         if self.edits.typed or not rows(self.store):
             return bool(self.edits.typed)
         legal = self.edits.selected(rows(self.store)).legal
@@ -245,7 +247,7 @@ class BoardController:
 
     @_key
     def start_trial(self) -> None:
-        """Start a trial of the one edited knob."""
+        """Start a trial of the edited knob, which must be the only edit."""
         if not (self._may_change() and self._accept_typed()):
             return
         if why := self._trial_refusal():
@@ -257,7 +259,8 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now; "" if a trial can start. The hub uses the same text."""
+        """Why no trial can start now; "" if a trial can start. For a running trial and for an action, the hub gives the
+        same text."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
             return f"another trial is running, by {format.clean(trial.who) or 'someone'}"

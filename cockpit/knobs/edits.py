@@ -38,7 +38,7 @@ class Edits:
         self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)
 
     def type(self, character: str) -> None:
-        """Append to the typed text."""
+        """Append `character` to the typed text, unless the text has its maximum length."""
         if len(self.typed) < TYPED:
             self.typed += character
 

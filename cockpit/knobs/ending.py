@@ -1,4 +1,4 @@
-"""Text for the confirmation before a run ends: the steps since the last checkpoint."""
+"""Text of the dialog that confirms the end of a run: how many steps since the last checkpoint would be lost."""
 
 from cockpit.data import format
 from cockpit.data.log.run_log import newest_checkpoint
@@ -7,7 +7,7 @@ from cockpit.knobs import values
 
 
 def unsaved_steps_text(store: Store) -> str:
-    """The number of completed steps, and the number of steps that would be lost, as text."""
+    """A text that says how many steps the run has done, and how many of them would be lost."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""

@@ -67,8 +67,8 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate `by` places after `value` (before it if `by` is negative), or the first or last candidate at the
-    ends."""
+    """The candidate `by` places after `value` (before it if `by` is negative), but at most the last and at least the
+    first candidate."""
     values = candidates(knob)
     if not values:
         return value
@@ -77,7 +77,7 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
 
 
 def only_value(knob: KnobState) -> Value:
-    """The legal value of an action that has only one; None if the user must choose a value."""
+    """The only legal value of an action; None for other knobs, and for actions with several legal values."""
     one = knob.action and len(knob.legal.choices) == 1 and knob.legal.low is None and not knob.legal.optional
     return knob.legal.choices[0] if one else None
 
@@ -129,7 +129,8 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """A knob's kind of effect as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or ``action``."""
+    """What a change of the knob does, as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or
+    ``action``."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

@@ -168,7 +168,7 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- actions
 
     async def action_screen(self, name: str) -> None:
-        """Show one of the eight screens. The next key is not read until the screen can handle it: see `_opened`."""
+        """Show one of the eight screens. The next key waits until the screen can handle it (see `_opened`)."""
         if mounted := self.show_screen(name):
             await self._opened(mounted)
 
@@ -188,8 +188,8 @@ class CockpitApp(TerminalApp):
             self.notify(f"no panel “{title}”: this terminal is too small, or there is nothing to show")
 
     async def _opened(self, mounted: AwaitMount) -> None:
-        """Wait until a new screen has the focus and shows the store. Otherwise a key that was typed ahead would have no
-        effect."""
+        """Wait until a new screen has the focus and shows the store. Without this wait, keys that were typed ahead
+        would have no effect."""
         await mounted
         self.refresh_from_store()
 
@@ -261,12 +261,13 @@ class CockpitApp(TerminalApp):
         return Navigator(self.session, lambda: self.shown, self.show_screen, tuple(RUN_SCREENS), seek)
 
     def action_go(self, step: int, rank: int | None, screen: str) -> None:
-        """Show a step, and a rank unless it is None, on a screen."""
+        """Open `screen` at `step` and, if `rank` is not None, with this rank selected."""
         if said := self.navigator.go(Jump(step, rank, screen=screen)):
             self.say(said)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys that open prompts take precedence over keys of widgets. In a dialog, they are typed as text."""
+        """Keys that open a prompt take precedence over the keys of widgets, except in a dialog, where they are typed as
+        text."""
         return action not in PROMPT_ACTIONS or isinstance(self.screen, RunScreen)
 
     async def action_filter(self) -> None:

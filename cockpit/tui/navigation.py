@@ -17,8 +17,9 @@ NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:
-    """Moves the selection of one app. `shown` returns the store on the screen, which may be frozen. `open` opens a
-    screen by name. If `seek` is given, it moves a recording to a step (None: to the end) instead of selecting the step.
+    """Moves the selected step, rank and expert of one app. `shown` returns the store on the screen, which may be
+    frozen. `open` opens a screen by name. In a replay, `seek` moves the recording to a step (None: to its end), and the
+    step is not selected.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class Navigator:
         return ""
 
     def parse_jump(self, text: str) -> Jump:
-        """The target that `text` names. Raises JumpError. In a recording, the target may be a step after the newest
-        shown step."""
+        """Parse the target of a jump, such as a step or a rank. Raises JumpError. In a replay, the target may be a step
+        after the newest shown step."""
         with self.shown().lock:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
     def go(self, jump: Jump) -> str:
-        """Select what `jump` names, and open its screen if it names one."""
+        """Select the step, rank or expert that `jump` names, and open the screen that it names, if any."""
         selection = self.session.selection
         if jump.last or jump.step is not None:
             if self._seek:
@@ -104,7 +105,7 @@ class Navigator:
     # -------------------------------------------------------------------------------------------- the filter
 
     def parse_filter(self, text: str) -> Filter | None:
-        """The filter that `text` describes; None for an empty text. Raises FilterError."""
+        """Parse a filter; returns None for an empty text. Raises FilterError."""
         with self.shown().lock:
             names = vocabulary(self.shown())
         return parse(text, names) if text.strip() else None

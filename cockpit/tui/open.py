@@ -39,7 +39,7 @@ def keymap() -> dict[str, str]:
 
 
 def theme() -> str:
-    """The theme of the user's settings."""
+    """The name of the theme in the user's settings."""
     from cockpit.tui.settings import SettingsError, load_settings
 
     try:

@@ -37,7 +37,7 @@ MOST_ANOMALIES, MOST_RUNS = 16, 256
 
 
 class Steered(Protocol):
-    """The part of the app that the palette uses."""
+    """The attributes and methods of the app that the palette uses."""
 
     ACTIONS: tuple[Action, ...]
     navigator: Navigator
@@ -59,7 +59,7 @@ class Steered(Protocol):
 
 @dataclass(frozen=True)
 class Command:
-    """One line of the palette. `first`: listed before anything is typed."""
+    """One line of the palette. `first`: whether the line is listed before anything is typed."""
 
     title: str
     about: str
@@ -103,8 +103,8 @@ def _action(app: Steered, action: Action, title: str, where: DOMNode | None = No
 
 
 def _of_the_run(app: Steered) -> Iterator[Command]:
-    """Metrics, knobs, marks and anomalies. A run may have many of them, so they are listed only if they match the typed
-    text."""
+    """Commands for the run's metrics, knobs, marks and anomalies. There may be many, so a command is listed only if it
+    matches the typed text."""
     store, navigator = app.shown, app.navigator
     selection = navigator.session.selection
 

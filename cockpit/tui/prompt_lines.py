@@ -1,5 +1,5 @@
-"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key.
-This module does not import Textual.
+"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key
+press. This module does not import Textual.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,27 +34,27 @@ def nothing() -> str:
 
 
 class PromptLine(Protocol):
-    """One kind of text that the prompt accepts."""
+    """One kind of text that the user types into the prompt, such as a filter or a jump."""
 
     SIGN: ClassVar[str]
     ESCAPE: ClassVar[str]  # what Escape does in this prompt
     text: str  # the text at the start
 
     def judge(self, store: Store, text: str) -> Judged:
-        """Feedback on an unfinished text. The caller holds the store's lock."""
+        """Feedback on `text`, which may be unfinished. The caller holds the store's lock."""
         ...
 
     def enter(self, text: str) -> Deed:
-        """The action that the text requests. Raises one of the exceptions in `navigation.Refused`."""
+        """The action that `text` requests. Raises one of the exceptions in `navigation.Refused`."""
         ...
 
     def escape(self) -> Deed:
-        """The action to run when the user leaves the prompt."""
+        """The action to run when the user leaves the prompt with Escape."""
         ...
 
 
 class FilterLine:
-    """The filter of ranks, with the number of ranks that match."""
+    """The prompt for a filter of ranks. It shows how many ranks match."""
 
     SIGN: ClassVar[str] = "/"
     ESCAPE: ClassVar[str] = "esc removes the filter"
@@ -89,7 +89,7 @@ class FilterLine:
 
 
 class JumpLine:
-    """A step, a rank, an expert, a mark or a screen."""
+    """The prompt for a jump to a step, a rank, an expert, a mark or a screen."""
 
     SIGN: ClassVar[str] = ":"
     ESCAPE: ClassVar[str] = "esc closes"
@@ -116,7 +116,7 @@ class JumpLine:
 
 
 class MarkLine:
-    """The name and the note of a mark at the selected step."""
+    """The prompt for the name and the note of a mark at the selected step."""
 
     SIGN: ClassVar[str] = "'"
     ESCAPE: ClassVar[str] = "esc closes"

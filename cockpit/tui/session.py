@@ -27,7 +27,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Session:
-    """The shared objects of one app. `recorded`: whether the source plays a recording."""
+    """The objects that all screens of one app share. `recorded`: whether the source plays a recording."""
 
     source: Source
     store: Store

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, and the names of its files and folder. Torch-free."""
+"""The manifest of a checkpoint, and the names of a checkpoint's folder and files. Torch-free."""
 
 import zlib
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class IncompleteError(RefusedError):
 
 
 class OtherFormatError(IncompleteError):
-    """The checkpoint has the format of another version of the engine. This version cannot read the checkpoint."""
+    """The checkpoint has the format of another engine version, which this version cannot read."""
 
 
 class Applied(Struct, frozen=True):
@@ -58,7 +58,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Format(Struct):
-    """The format number, the one field that manifests of all formats have."""
+    """The format number, which is the only field that manifests of all formats have."""
 
     format: int
 

@@ -77,7 +77,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def damage(folder: Path) -> str | None:
-    """One sentence that says how the checkpoint in `folder` is damaged, or None if it is not.
+    """One sentence that describes the damage of the checkpoint in `folder`, or None if the checkpoint is intact.
 
     Reads all files in several threads. CRC-32 releases the GIL, so the disk is the bottleneck.
     """
@@ -137,7 +137,8 @@ def complete_checkpoints(
 
 
 def newest_checkpoint(source: Path) -> Checkpoint:
-    """The newest complete and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
+    """The newest complete and undamaged checkpoint at `source`, which is a checkpoint, a folder of checkpoints, or a
+    run's folder."""
     incomplete: list[str] = []
     found = complete_checkpoints(source, incomplete.append) or complete_checkpoints(
         source / "checkpoints", incomplete.append

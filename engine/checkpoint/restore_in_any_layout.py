@@ -51,9 +51,9 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors to load, in the same number of rounds on all ranks: first PowerSGD's factors, then, in each
-    round, one saved residual of each parameter. Loaded factors replace the current factors; loaded residuals are
-    summed.
+    """Yield the tensors to load in each round; the number of rounds is the same on all ranks. The first round loads
+    PowerSGD's factors, and each further round loads one saved residual of each parameter. Loaded factors replace the
+    current factors; loaded residuals are summed.
     """
     compression = state.compression
     assert compression

@@ -65,8 +65,8 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 
 def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """The layout with the start values of knobs replaced by `values`. Raises LayoutError if the result is not a legal
-    layout."""
+    """The layout with `values` as the start values of the knobs that they name. Raises LayoutError if the result is not
+    a legal layout."""
     return check_layout(_with_unchecked(layout, values))
 
 
@@ -88,7 +88,7 @@ def start_time(environ: Mapping[str, str], parent: int) -> float:
 
 
 def is_restart(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun has restarted these ranks after one died, or Slurm has started the job again (requeue)."""
+    """Whether torchrun has restarted these ranks after one of them died, or Slurm has requeued the job."""
     counts = (environ.get(name) or "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return any(count.isdecimal() and int(count) > 0 for count in counts)
 
@@ -104,12 +104,12 @@ def find_start(
     damage: Callable[[Path], str | None] = damage,
     data: str | None = None,
 ) -> Start:
-    """Decide how the run starts, from the arguments of `engine run`. Raises LayoutError if it cannot start.
+    """Decide how the run starts, given the arguments of `engine run`. Raises LayoutError if the run cannot start.
 
     - `resume`: if True, continue the run in `run_dir` or, without `run_dir`, the newest run of this name. If `resume`
       is a path, start a new run from the newest complete checkpoint at that path.
-    - `restarted`: torchrun, a scheduler or the launcher of the engine may have started the ranks before. The run in
-      `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
+    - `restarted`: whether torchrun, a scheduler or the engine's launcher may have started the ranks before. If so, the
+      run in `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
       take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
       of the run take precedence.
@@ -201,8 +201,8 @@ def _checkpoint_in(
 
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
-    """An error message if this run's training text, with the digest `data`, is not that of the checkpoint; else None.
-    None also if `layout` sets data.digest to `data`."""
+    """An error message if this run's training text, which has the digest `data`, differs from the checkpoint's training
+    text; else None. If `layout` sets data.digest to `data`, the text may differ."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -281,7 +281,7 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with the knob values that are legal in it. `warn` is called for each value that is not."""
+    """The layout with the knob values that are legal in it. `warn` is called for each value that is not legal."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

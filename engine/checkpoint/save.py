@@ -50,12 +50,13 @@ class Saved:
 
 
 class Checkpoints:
-    """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks make the same calls.
+    """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks must call its methods in the same
+    order.
 
-    Construct it before the first step: the constructor creates a process group. `describe` returns the manifest for a
-    number of completed steps. `report` is called every few seconds while a rank waits for a save, because the parent
-    process kills a stopping run that reports no progress. `anywhere` returns whether its argument is true on any rank.
-    It is a collective that only the training thread may call.
+    Must be constructed before the first step, because the constructor creates a process group. `describe` returns the
+    manifest for a number of completed steps. `report` is called every few seconds while a rank waits for a save,
+    because the parent process kills a stopping run that reports no progress. `anywhere` returns whether its argument is
+    true on any rank. It is a collective that only the training thread may call.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Checkpoints:
             remove_partial(checkpoints_dir)
 
     def request(self, _: object = None) -> None:
-        """Request a save at the end of this step. All ranks must request it in the same step."""
+        """Request a save at the end of this step. All ranks must call this in the same step."""
         self._requested = True
 
     @property
@@ -199,7 +200,7 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Hold back the ack `applied` of a change that requests a save or another layout, and send `agreed` now."""
+        """For a change that requests a save or another layout: hold back the ack `applied`, and send `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"

@@ -8,7 +8,7 @@
     factor.0.layers.3.attention.q           PowerSGD's factor for the shard at position 0 of a replica
 
 In each replica, a parameter has one residual for each rank with its own gradient of this parameter: each tp rank if the
-parameter is replicated over tp, and both ends of the pipeline for a tied embedding. These ranks are the holders.
+parameter is replicated over tp, and both ends of the pipeline for a tied embedding. These ranks are called *holders*.
 Training depends only on the sum of the residuals, so another layout can distribute this sum over its holders
 differently (`engine/checkpoint/restore_in_any_layout.py`).
 
@@ -31,8 +31,8 @@ from engine.sharding.fsdp import EMBEDDING, copied, named_parameters, replicated
 
 class State:
     """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the live run, not copies.
-    Without an optimizer there are only weights and buffers. `embedding_copies`: 2 if a tied head has a copy of the
-    embedding's weight."""
+    Without an optimizer there are only weights and buffers. `embedding_copies`: number of copies of the embedding's
+    weight; 2 if a tied head has its own copy."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class State:
 
     @torch.no_grad()
     def update_tied_copies(self) -> None:
-        """Copy loaded values to the tied copies of parameters. Call it after writing to `tensors`."""
+        """Copy the loaded values to those parameters that are copies of a tied weight. Call it after writing to
+        `tensors`."""
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
             local_shard(tied_copy).copy_(local_shard(loaded))
@@ -112,7 +113,8 @@ class State:
         return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
 
     def factor_name(self, name: str, parameter: nn.Parameter) -> str:
-        """The name of this rank's PowerSGD factor of a parameter. The name is the same in all replicas."""
+        """The name under which a checkpoint stores this rank's PowerSGD factor for a parameter. It is the same in all
+        replicas."""
         grid, at = self._world.grid, self._world.coords
         position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
         return f"factor.{position}.{name}"
@@ -127,7 +129,8 @@ class State:
 
 
 def create_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the optimizer's state with zeros, because the optimizer creates it only at its first step."""
+    """Create the optimizer's state, filled with zeros. Without this, the optimizer would create it only at its first
+    step."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

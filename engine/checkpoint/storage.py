@@ -171,7 +171,8 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Plans what a rank reads. Raises RefusedError if the checkpoint lacks a tensor of the run or its shape differs."""
+    """Plans what a rank reads. Raises RefusedError if the checkpoint lacks a tensor of the run or has it with another
+    shape."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -187,7 +188,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def _stored(name: str, entry: Any, places: dict[MetadataIndex, _At]) -> Stored:
-    """The index entry of a saved tensor. Empty shards are not stored."""
+    """Make the index entry of a saved tensor. Empty shards are not stored."""
     chunks = []
     for chunk in entry.chunks:
         if math.prod(chunk.sizes):
@@ -207,7 +208,8 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """Read a chunk into new memory. The size of the chunk is bounded, because the index has been checked."""
+    """Read a chunk into a newly allocated tensor. The size of the chunk is bounded, because the index has been
+    checked."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
     rest = bytes_of(tensor).data
     file.seek(chunk.at)

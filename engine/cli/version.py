@@ -1,4 +1,4 @@
-"""The option --version of the commands `engine` and `cockpit`."""
+"""The `--version` option of the commands `engine` and `cockpit`."""
 
 import argparse
 import sys

@@ -23,7 +23,7 @@ class Choice:
 
     def row(self, size: int) -> MeasuredCollective | None:
         """The row of the fastest algorithm for a buffer of `size` bytes, or None if nothing was measured. If the rows
-        were measured on another number of ranks, bytes x ranks is compared instead of bytes, as in the planner."""
+        were measured with another number of ranks, the sizes are compared by bytes x ranks, as in the planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:
@@ -36,7 +36,7 @@ class Choice:
         return row.algorithm if row else TORCH
 
     def sent_bytes(self, x: Tensor) -> int:
-        """Bytes that this rank sends in `all_reduce`."""
+        """The bytes that this rank sends in `all_reduce(x)`."""
         row = self._own_row(x)
         return sent_bytes(KIND, row.algorithm, Port.of(self._group), x, row.node)
 

@@ -1,4 +1,5 @@
-"""Selects the all-reduces of a run with `run.collectives` from the measurements in a hardware file. Torch-free."""
+"""Selects the all-reduce algorithms of a run from the measurements in the hardware file that `run.collectives` names.
+Torch-free."""
 
 from pathlib import Path
 
@@ -13,8 +14,8 @@ TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of w
 
 
 def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
-    """For each group and buffer size, the fastest of the all-reduces measured in a hardware file. Raises RefusedError
-    if there are none, or if they were measured with a backend other than `backend`."""
+    """Reads a hardware file, and returns the fastest of its measured all-reduce algorithms for each group and buffer
+    size. Raises RefusedError if there are none, or if they were measured with a backend other than `backend`."""
     hardware = load(path)
     measured = hardware.measured
     known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}

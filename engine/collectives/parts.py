@@ -2,7 +2,7 @@
 
 A buffer of n elements has P parts; the first n mod P parts have one element more than the others. Each formula gives
 the exact bytes that one rank sends, for any number of ranks and elements; if P divides n, the formulas agree with the
-costs in `engine.planner.timing.costs`. That module cites the sources.
+costs in `engine.planner.timing.costs`, which cites their sources.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks are folded to a power of two. Among the first 2 `extra` ranks, each odd rank sends its buffer
-    to the even rank before it and waits for the result. The ranks that do not wait have the indices 0 to `power` - 1,
-    in order of rank."""
+    """How `ranks` ranks are reduced to a power of two by pairing some of them. Among the first 2 `extra` ranks, each
+    odd rank sends its buffer to the even rank before it and waits for the result. The other ranks are numbered from 0
+    to `power` - 1, in rank order."""
 
     ranks: int
 
@@ -52,8 +52,8 @@ class Fold:
         return 2 * number if number < self.extra else number + self.extra
 
     def edges(self, elements: int) -> list[int]:
-        """The index of the first element of each block, followed by `elements`. Each rank that does not wait has a
-        block: its own part and, if it has a partner, the partner's part."""
+        """The index of the first element of each block, followed by `elements`. There is one block for each rank that
+        does not wait: the rank's own part and, if it has a partner, the partner's part."""
         whole = edges(elements, self.ranks)
         return [whole[self.rank(number)] for number in range(self.power)] + [elements]
 
@@ -104,15 +104,15 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with index `number` sends in recursive halving. In each step it sends the half
-    of its block that it does not keep; in total, it sends all elements outside its final block.
+    """Number of elements that the rank with index `number` sends in recursive halving. In each step the rank sends one
+    half of its block and keeps the other. In total, it sends all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with index `number` sends in recursive doubling: first its block, then the
-    aligned pair of blocks that contains it, and so on."""
+    """Number of elements that the rank with index `number` sends in recursive doubling. It sends its own block, then
+    the aligned pair of blocks that contains its block, then the aligned group of four, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:
         first = number // width * width

@@ -33,8 +33,9 @@ class GroupTransport:
 
 @dataclass
 class Traffic:
-    """Counters of the messages of a rank. `steps`: number of exchanges. `longest`: for each exchange the larger of the
-    bytes sent and the bytes received, summed over exchanges, because links carry both directions at the same time."""
+    """Counts the messages that a rank sends and receives. `steps`: number of exchanges. `longest`: for each exchange
+    the larger of the bytes sent and the bytes received, summed over exchanges, because links carry both directions at
+    the same time."""
 
     sent_bytes: int = 0
     steps: int = 0
@@ -54,7 +55,7 @@ class Port:
 
     @classmethod
     def of(cls, group: ProcessGroup) -> "Port":
-        """The port of this rank to all ranks of a process group."""
+        """A port that connects this rank to all ranks of a process group."""
         return cls(GroupTransport(group), range(group.size()), group.rank())
 
     def among(self, members: Sequence[int]) -> "Port":
@@ -78,8 +79,8 @@ class Port:
         return [(self._members[peer], x) for peer, x in messages if x.numel()]
 
     def add_from(self, peer: int, x: Tensor, received: Tensor, send: Tensor | None = None) -> None:
-        """Receive a tensor from `peer` into the buffer `received` and add it to `x`; at the same time send
-        `send` to `peer`.
+        """Receive a tensor from `peer` into the buffer `received`, and at the same time send `send` to `peer`. Then add
+        `received` to `x`.
         """
         self.exchange([] if send is None else [(peer, send)], [(peer, received)])
         x.add_(received)

@@ -6,8 +6,8 @@ begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An al
 the ring. An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
 
 Hierarchical, for P = N r ranks on N nodes: an all-reduce is a ring reduce-scatter inside each node, a ring all-reduce
-of each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes covers only n/r
-elements.
+of each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes has a buffer of
+only n/r elements.
 """
 
 from itertools import accumulate, pairwise
@@ -20,7 +20,7 @@ from engine.collectives.port import Port
 
 
 def split(x: Tensor, parts: int) -> list[Tensor]:
-    """The parts of the buffer `x` [n], as views."""
+    """Split the buffer `x` [n] into parts, which are views."""
     return [x[first:after] for first, after in pairwise(edges(x.numel(), parts))]
 
 
@@ -43,7 +43,7 @@ def pass_and_add(port: Port, parts: list[Tensor]) -> None:
 
 
 def pass_on(port: Port, parts: list[Tensor]) -> None:
-    """Ring all-gather: each rank has its own part before the call, and all parts after it."""
+    """Ring all-gather: `parts` contains this rank's own part before the call, and the parts of all ranks after it."""
     ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
     for step in range(port.size - 1):
         sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]
@@ -65,8 +65,8 @@ def all_reduce(port: Port, x: Tensor) -> None:
 
 
 class Levels:
-    """Ports to the ranks of this node and to the ranks with this rank's local index on all nodes. `node`: ranks per
-    node, a divisor of the number of ranks."""
+    """Two ports: to the ranks of this node, and to the ranks that have this rank's local index on the other nodes.
+    `node`: ranks per node, a divisor of the number of ranks."""
 
     def __init__(self, port: Port, node: int):
         self.node, self.nodes = node, port.size // node
@@ -75,7 +75,8 @@ class Levels:
         self.between = port.among(range(port.rank % node, port.size, node))
 
     def by_index(self, x: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """For each local index, the parts of all ranks with this index, as views and as one contiguous copy."""
+        """The parts of the buffer, grouped by the local index of their ranks: each group as a list of views, and as one
+        contiguous copy."""
         parts = split(x, self.node * self.nodes)
         found = [parts[index :: self.node] for index in range(self.node)]
         return found, [torch.cat(one) for one in found]
@@ -91,7 +92,7 @@ def hierarchical_all_reduce(port: Port, x: Tensor, node: int) -> None:
 
 def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
     """Reduce inside each node first, so that fewer bytes are sent between nodes. The parts that a rank then reduces
-    between nodes are not contiguous in the buffer, so they are copied."""
+    between the nodes are copied, because they are not contiguous in the buffer."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     pass_and_add(levels.inside, copies)

@@ -5,10 +5,10 @@ sum on every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.
 undefined. An all-gather copies part r from rank r to every rank. The algorithms work for any number of elements and any
 number of ranks.
 
-Sums are formed in the buffer's dtype, in an order that depends only on the algorithm, the number of ranks and the size.
-So results are bitwise equal in every run. After an all-reduce or an all-gather, they are also bitwise equal on every
-rank. In bf16 each addition is rounded to bf16: a sum is rounded P - 1 times in a ring, and ceil(log2 P) times in a tree
-or in recursive halving.
+Sums are computed in the buffer's dtype, in an order that depends only on the algorithm, the number of ranks and the
+size. So results are bitwise equal in every run. After an all-reduce or an all-gather, they are also bitwise equal on
+every rank. In bf16 each addition is rounded to bf16: a sum is rounded P - 1 times in a ring, and ceil(log2 P) times in
+a tree or in recursive halving.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ HIERARCHICAL: dict[str, Callable[[Port, Tensor, int], None]] = {
 
 
 def names(kind: str, node: int | None = None) -> list[str]:
-    """The names of the algorithms for a collective. `hierarchical` is included only if the number of ranks per node is
-    given."""
+    """The names of the algorithms for a collective. `hierarchical` is included only if `node`, the number of ranks per
+    node, is given."""
     return [*ALGORITHMS[kind], *(["hierarchical"] if node else [])]
 
 

@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def dp(self) -> int:
-        """The number of data-parallel ranks; each has its own batch."""
+        """The number of data-parallel ranks, each of which processes its own part of the global batch."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -43,12 +43,12 @@ class Grid:
 
     @property
     def dense(self) -> dict[str, int]:
-        """Axis -> size, outermost first, in the dense view."""
+        """The size of each axis of the dense view, outermost axis first."""
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "fsdp": self.fsdp, "tp": self.tp}
 
     @property
     def expert(self) -> dict[str, int]:
-        """Axis -> size, outermost first, in the expert view."""
+        """The size of each axis of the expert view, outermost axis first."""
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "efsdp": self.efsdp, "ep": self.ep}
 
     def refusal(self) -> str | None:
@@ -90,8 +90,8 @@ class Grid:
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Groups of ranks that differ only in their coordinates on `axes` of the dense view. The ranks of a group are
-        ascending."""
+        """Groups of ranks that differ only in their coordinates on `axes` of the dense view. Each group lists its ranks
+        in ascending order."""
         together: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             at = self.coords(rank)
@@ -99,8 +99,8 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates to display, outermost first. `cp` and `ep` are included only if the size of the axis is above
-        1."""
+        """The coordinates to display, outermost axis first. `cp` and `ep` are included only if the size of the axis is
+        above 1."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}

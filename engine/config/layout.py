@@ -1,7 +1,7 @@
 """Schema of a layout: the description of a run as typed sections and keys. Torch-free.
 
-The sections are in `engine.config.sections`. To add a schedule, method or mode, add it to a Literal there and add a
-parity test.
+The sections are in `engine.config.sections`. To add a schedule, method or mode, add its name to the Literal type of its
+key in a section, and add a parity test.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ep_inner(self) -> int | None:
-        """The number of ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
+        """The number of ranks in each inner group of a hierarchical all-to-all; None if the all-to-all is direct."""
         ep = self.grid.ep
         if self.grid.ep_method == "direct":
             return None
@@ -97,8 +97,8 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys; of the keys in [run], only run.seed is included. The digest must be equal on all ranks of
-        a run."""
+        """Digest of all keys except those in [run], of which it includes only run.seed. The digest must be equal on all
+        ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 

@@ -15,11 +15,11 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(train: Train, step: int, scale: float) -> float:
-    """Linear warm-up, then the schedule; `scale` is the knob `lr_scale`.
+    """The learning rate of `step`: a linear warm-up, then the schedule. `scale` is the knob `lr_scale`.
 
-    wsd (warm-up, stable, decay: Hu et al. 2024) is constant until its decay begins; linear and cosine decay from the
-    end of the warm-up. A decay reaches lr_end only after the last step, so that no step has a learning rate of 0, even
-    if lr_end is 0.
+    The schedule wsd (warm-up, stable, decay; Hu et al. 2024) is constant until its decay begins; the schedules linear
+    and cosine decay from the end of the warm-up on. A decay reaches lr_end only after the last step, so that no step
+    has a learning rate of 0, even if lr_end is 0.
     """
     start = (
         max(train.warmup, train.steps - decay_steps(train)) if train.lr_schedule == "wsd" else train.warmup
@@ -31,5 +31,5 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
 
 
 def decay_steps(train: Train) -> int:
-    """The number of steps in the decay of wsd."""
+    """The number of steps over which the wsd schedule decays the learning rate."""
     return train.decay or max(1, train.steps // 10)

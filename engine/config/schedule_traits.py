@@ -2,7 +2,7 @@
 
 A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, and the last stage has the
 loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2) rank r holds stages r
-and 2 p - 1 - r. So rank 0 has the first and the last stage, and rank p - 1 passes activations between its two stages
+and 2 p - 1 - r: rank 0 has the first and the last stage, and rank p - 1 passes activations between its two stages
 without a message.
 """
 
@@ -35,8 +35,9 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
     """Whether the schedule `name` can run `micro_batches` micro-batches.
 
-    1F1B and DualPipeV need at least one micro-batch per stage. Interleaved schedules run the micro-batches in equal
-    rounds (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
+    1F1B and DualPipeV need at least one micro-batch per stage. Interleaved schedules run the micro-batches in rounds of
+    equal size (Narayanan et al. 2021). As in torch, a round may have more micro-batches than there are pipeline ranks,
+    but the number of rounds must divide the number of micro-batches.
     """
     traits = SCHEDULES[name]
     if traits.in_rounds and micro_batches % max(1, micro_batches // ranks):

@@ -1,4 +1,5 @@
-"""Parameter counts from a model's sizes. Torch-free. The time to compute them does not depend on the sizes."""
+"""Parameter counts from a model's sizes. Torch-free. The counts are closed formulas, so they are as fast for a huge
+model as for a small one."""
 
 from engine.config.sections.model import Model
 

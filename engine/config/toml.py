@@ -28,8 +28,8 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 
 
 def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
-    """The path of the named file, or of the shipped file with this name. Errors name the kind of file, `what`. Raises
-    LayoutError."""
+    """The path of the named file, or of the shipped file with this name. `what` is the kind of file, for the error
+    message. Raises LayoutError."""
     found = find(path, folders)
     if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
         raise LayoutError(
@@ -39,7 +39,7 @@ def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that the user named. Errors name the kind of file, `what`. Raises LayoutError."""
+    """The text of a file that the user named. `what` is the kind of file, for the error message. Raises LayoutError."""
     try:
         return read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
@@ -110,8 +110,8 @@ def _parse_error(error: Exception) -> str:
 
 
 def read_struct(kind: Any, tree: Any, at: str, of: str = "a layout") -> Any:
-    """Convert `tree` to the Struct `kind`, field by field, so that each error names the key and its legal values.
-    Errors mention `at`, the section's name, and `of`, the kind of document."""
+    """Convert `tree` to the Struct `kind`, field by field, so that each error names the key and its legal values. For
+    error messages, `at` is the name of the section, and `of` the kind of document."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
@@ -144,7 +144,7 @@ def _join(at: str, key: str) -> str:
 
 
 def to_toml(layout: Layout) -> str:
-    """TOML text from which `from_toml` reads an equal layout. Keys that are None are omitted."""
+    """The layout as TOML text, which `from_toml` reads back as an equal layout. Keys that are None are omitted."""
     return "\n\n".join("\n".join(lines) for lines in _sections("", msgspec.to_builtins(layout))) + "\n"
 
 
@@ -170,5 +170,5 @@ def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _value(value: str | float | bool) -> str:
-    """Format a value as JSON, with DEL escaped, because TOML requires this. Such JSON is also valid TOML."""
+    """Format a value as JSON with the control character DEL escaped, which is also valid TOML."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

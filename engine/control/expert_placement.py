@@ -1,8 +1,8 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
 All ranks of a stage compute the same new maps from the same recent loads (one all-reduce). Then all ranks allocate
-buffers and vote. If any rank votes against the move, no expert moves. Values are moved bit for bit, so a placement does
-not change the results of training.
+buffers and vote. If any rank votes against the move, no expert moves. Values are copied bit for bit, so a placement
+does not change the results of training.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Carries out expert placement on one rank. `request`: the goal of the requested placement. `moved`: whether the
-    last call of `carry_out` moved experts.
+    """Carries out expert placement on one rank. `request`: the goal of the requested placement, or None. `moved`:
+    whether the last call of `carry_out` moved experts.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class ExpertPlacement:
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
 
     def carry_out(self) -> Event | None:
-        """Carry out the pending request, if any, and return its result as an event. Collective over all ranks."""
+        """Carry out the requested expert placement, if there is one: vote, move the experts, and return an event that
+        reports the result. Collective over all ranks."""
         goal, self.request, self.moved = self.request, None, False
         if goal is None:
             return None
@@ -77,7 +78,7 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, the recent counts of the whole job's (token, expert) pairs, [ep rank of the token,
+        """For each layer, the recent counts of (token, expert) pairs of the whole job, [ep rank that holds the token,
         expert]."""
         world = self._world
         recent = self._recent
@@ -88,7 +89,7 @@ class ExpertPlacement:
         return {n: whole[:, n].numpy() for n in self._layers}
 
     def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
-        """The effect of the new expert maps on this rank's stage."""
+        """Figures that describe what the new expert maps change on this rank's stage."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}

@@ -17,8 +17,8 @@ from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
-    """A prepared move of experts to the new `maps` of the layers. The constructor allocates all buffers; `run` sends
-    and receives the experts."""
+    """Moves experts so that they match `maps`, the layers' new expert maps. The constructor allocates all buffers;
+    `run` sends and receives the experts."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ def _shards(
 
 
 def _width(shard: Tensor) -> int:
-    """The number of bytes of one expert in `shard`."""
+    """The bytes of one expert's part of `shard`."""
     return shard.shape[1:].numel() * shard.element_size()
 
 
 def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
-    """The parameters and optimizer state of the expert in `row`, as bytes."""
+    """Row `row` of each tensor in `shards` (one expert's parameters, optimizer state and residuals), as bytes."""
     return torch.cat([shard[row].contiguous().view(-1).view(torch.uint8) for shard in shards])
 
 
 def bytes_of_an_expert(
     layer: MoeLayer, optimizer: torch.optim.Optimizer, residuals: Mapping[nn.Parameter, Tensor]
 ) -> int:
-    """The number of bytes of one expert in the layer, with its optimizer state and residual."""
+    """The bytes of one expert of the layer, including the expert's optimizer state and residual."""
     return sum(_width(shard) for shard in _shards(layer.experts, optimizer, residuals))

@@ -74,7 +74,7 @@ def knob_table(
     support: Support = EVERYTHING,
 ) -> KnobBoard:
     """Make the knob board with the layout's start values. A committed change takes effect in the next step. `actions`
-    are added to the board's own actions. `support`: what the model supports."""
+    are actions that the board offers in addition to its own. `support`: what the model supports."""
 
     def schedule(values: Values) -> str:
         return str(values.get("schedule", layout.schedule.name))
@@ -175,7 +175,8 @@ def knob_table(
 
 
 def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
-    """The knobs of gradient compression. Their changes take effect with the next step and are not loss-neutral."""
+    """The knobs of gradient compression. A change takes effect in the next step and affects the loss (not
+    loss-neutral)."""
     ranks = sorted({*RANKS, layout.compression.rank})
     legal = {
         "compression": Legal(choices=list(METHODS)),
@@ -203,7 +204,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A numeric knob whose value is in `knob_values`. The knob is not loss-neutral."""
+    """A numeric knob whose value is in `knob_values`, and whose changes can affect the loss (not loss-neutral)."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

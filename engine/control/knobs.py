@@ -23,8 +23,8 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The knob board of one rank. It offers the actions `expert_placement` and `save` only if the functions passed for
-    them are not None."""
+    """Make the knob board of one rank. The board offers the actions `expert_placement` and `save` only if the arguments
+    of the same names are not None."""
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan

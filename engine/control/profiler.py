@@ -21,8 +21,8 @@ METADATA = "cockpit"  # key of this rank's number and coordinates in a trace
 
 
 def slices(grid: Grid) -> dict[str, frozenset[int]]:
-    """The ranks at each coordinate of an axis, by a name such as ``pp1``. Axes with only one coordinate or with more
-    than `MOST_SLICES` are left out."""
+    """The ranks at each coordinate of each axis, keyed by axis and coordinate, such as ``pp1``. Axes with only one
+    coordinate or with more than `MOST_SLICES` are left out."""
     found: dict[tuple[str, int], set[int]] = {}
     for rank in range(grid.world):
         for axis, index in grid.shown(rank).items():
@@ -33,7 +33,7 @@ def slices(grid: Grid) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """The number of steps to trace, the ranks that trace them, and the first step (None: the next step)."""
+    """A request for a trace: the number of steps, the ranks that trace, and the first step (None: the next step)."""
 
     steps: int
     ranks: frozenset[int] = frozenset({0})
@@ -42,7 +42,7 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Traced:
-    """The result of a trace on this rank."""
+    """A finished trace of this rank, or the reason why it failed."""
 
     path: Path
     first: int
@@ -59,7 +59,7 @@ class Traced:
 class Profiler:
     """Traces steps of this rank into `folder`, in the format of chrome://tracing and Perfetto.
 
-    A trace contains the rank and its coordinates under the key `METADATA`, and an annotation ``step N`` for each step.
+    In the trace file, the key `METADATA` holds the rank and its coordinates, and each step is annotated as ``step N``.
     No profiler code runs outside the requested steps. A background thread writes the trace.
 
     A trace must not start or stop while a collective runs: when the collective ends, gloo's thread writes the end time
@@ -130,12 +130,13 @@ class Profiler:
         return frozenset({int(which or 0)})
 
     def request(self, request: TraceRequest) -> None:
-        """Start a trace with the requested step, or the next step. A running trace is ended first."""
+        """Start a trace at the requested step or, if no step is given, at the next step. A trace that is still running
+        ends first."""
         if self._rank in request.ranks:
             self._request = request
 
     def due(self, step: int) -> bool:
-        """Whether a trace starts at `step`. A running trace is ended before that step."""
+        """Whether a trace starts at `step`. If so, a trace that is still running ends before this step."""
         request = self._request
         return request is not None and (request.first is None or step >= request.first)
 
@@ -162,8 +163,8 @@ class Profiler:
                 self.end(step)
 
     def end(self, step: int | None = None) -> None:
-        """End the running trace, if any, and write it. `step` is the last traced step (default: the first traced
-        step)."""
+        """End the running trace, if any, and start writing it in a thread. `step` is the last traced step (default: the
+        first traced step)."""
         profile, self._profile = self._profile, None
         if profile is None:
             return

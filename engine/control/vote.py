@@ -1,10 +1,10 @@
 """Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step. The message contains the revision of the newest pending command, the size of this command, and whether to stop and
-whether to save. If the revision is new, the leader broadcasts the command. All ranks prepare the change and gather all
-votes. Then either all ranks commit the change or none does. So all ranks apply a change between the same two steps, and
-no rank keeps an old value.
+step. The message contains the revision and the size of the newest pending command, and whether the run must stop and
+must save. If the revision is new, the leader broadcasts the command. All ranks prepare the change and gather all votes.
+Then either all ranks commit the change or none does. So all ranks apply a change between the same two steps, and no
+rank keeps an old value.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,8 @@ class Vote:
 
 
 class KnobVote:
-    """One rank's part in the votes on knob changes. Call `begin` at the start and `end` at the end of each step."""
+    """Takes part in the votes on knob changes on behalf of one rank. Call `begin` at the start and `end` at the end of
+    each step."""
 
     def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board = control, board
@@ -55,7 +56,7 @@ class KnobVote:
         self.save = False  # whether the leader requested a checkpoint in this step
 
     def begin(self, step: int, stop: bool, save: bool = False) -> None:
-        """Start the broadcast of the header. `stop` and `save` have an effect only on the leader."""
+        """Start the broadcast of the header. Only the leader's `stop` and `save` have an effect."""
         if self._rank == LEADER:
             # There is no vote after the last step, because no later step would use the change.
             command = None if stop else self._voter.choose(step)
@@ -66,7 +67,7 @@ class KnobVote:
 
     def end(self, step: int) -> bool:
         """Vote on the command that `begin` announced, and apply it if all ranks agree. Returns whether the run must
-        stop after this step; `save` is then whether to save."""
+        stop after this step, and sets `save` to whether the leader requested a checkpoint."""
         if self._broadcast:
             self._broadcast.wait()
         revision, size, flags = self._header.tolist()
@@ -76,7 +77,7 @@ class KnobVote:
         return bool(flags & STOP)
 
     def _share(self, size: int) -> Command:
-        """Broadcast the command of `size` bytes from the leader."""
+        """Broadcast the leader's command, which has `size` bytes, and return it."""
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
             payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)

@@ -56,8 +56,8 @@ def _text(line: bytes, field: str, path: Path, number: int) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Document:
-    """Yield a text file in parts of about PART bytes. A part ends at a newline, because tokenizers rarely join tokens
-    across newlines. Text without newlines is cut between two UTF-8 characters, into parts of about 4 x PART bytes.
+    """Yield a text file in parts of about PART bytes. A part ends at a newline, because few tokens span a newline. Text
+    without newlines is cut between two UTF-8 characters, into parts of about 4 x PART bytes.
     """
     rest = b""
     while chunk := file.read(PART):

@@ -1,7 +1,7 @@
 """Training samples from folders of token shards: sources, their order, and batches. Torch-free.
 
-A sample is `seq_len` + 1 consecutive tokens of a source. Its last token is only a target; the same token is the first
-token of the next sample. Documents are concatenated, so a sample may contain several documents or a part of one.
+A sample is `seq_len` + 1 consecutive tokens of a source. The last token of a sample is only a target, and is also the
+first token of the next sample. Documents are concatenated, so a sample may contain several documents or a part of one.
 `Batch.starts` contains the positions where documents start. The tokens after the last whole sample of a source are not
 used.
 """
@@ -34,7 +34,7 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Samples of a text for one sequence length, batch size and seed. A sample depends only on these values and on its
+    """Samples of a text for one sequence length, batch size and seed. Besides these, a sample depends only on its
     sample number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
@@ -49,7 +49,7 @@ class Text(Protocol):
     def digest(self) -> str: ...
 
     def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
-        """The samples of the text. With `documents`, batches contain the start positions of documents."""
+        """The text divided into samples. With `documents`, batches contain the start positions of documents."""
         ...
 
 

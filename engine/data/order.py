@@ -2,7 +2,8 @@
 state.
 
 Sample numbers are divided into blocks. In each block, each source has a fixed share of the sample numbers, in a seeded
-order. So after each block the sources have exactly their shares, and no samples of earlier blocks need to be counted.
+order. After each block, the sources have therefore contributed exactly their shares, and the samples of earlier blocks
+need not be counted.
 Each source has its own epochs. In an epoch a source yields each of its samples once, in a seeded order.
 """
 
@@ -41,8 +42,8 @@ class SampleOrder:
     """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
 
     Without `weights`, a block is one epoch of all sources together and contains each sample once. With `weights`, a
-    block has BLOCK samples, and each source contributes in proportion to its weight. Then the sources may be in
-    different epochs.
+    block has BLOCK samples, and each source contributes in proportion to its weight. With weights, the sources may
+    therefore be in different epochs at the same time.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int):

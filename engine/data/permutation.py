@@ -1,9 +1,9 @@
 """Pseudo-random permutation of a range in constant memory: a Feistel network with cycle walking.
 
 With any round function, a Feistel network is a permutation of the integers of a given even bit width (Luby and Rackoff
-1988). To permute 0 .. n-1, a number that is mapped outside this range is permuted again until it is inside. This is
-cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at most 4 n numbers,
-so this takes at most four passes on average.
+1988). To permute 0 .. n-1, a number that is mapped outside this range is permuted again until it is inside (cycle
+walking: Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at most 4 n numbers, so a
+number takes at most four passes through it on average.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Permutation:
         self._round_keys = np.frombuffer(digest, "<u8")
 
     def __call__(self, numbers: Numbers) -> Numbers:
-        """The images of `numbers` under the permutation. Each number must be less than `size`."""
+        """The numbers to which the permutation maps `numbers`, each of which must be less than `size`."""
         out = self._once(numbers.astype(np.uint64))
         while (outside := out >= self._size).any():
             out[outside] = self._once(out[outside])

@@ -33,7 +33,7 @@ Count = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class Shard(Struct, frozen=True):
-    """One shard: its size, and the digest of both of its files."""
+    """One shard: its numbers of tokens and documents, and one digest over its two files."""
 
     tokens: Count
     documents: Count

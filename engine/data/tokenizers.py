@@ -21,7 +21,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>
 
 
 class Tokenizer(Protocol):
-    """Converts text to token ids. `name` identifies the tokenizer in an index."""
+    """Converts text to token ids. `name`: recorded in index.json, to identify the tokenizer."""
 
     name: str
     vocab: int
@@ -49,9 +49,9 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document cannot contain the
-    token that ends it. `end` is the token that ends a document, or its id; None: the first of ENDS that is in the
-    vocabulary. Raises DataError if the library is missing or the file is not a tokenizer."""
+    """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document never produces
+    the token that ends a document. `end` is this token or its id; None: the first of ENDS that is in the vocabulary.
+    Raises DataError if the library is missing or the file is not a tokenizer."""
 
     def __init__(self, path: Path, end: str | int | None):
         if importlib.util.find_spec("tokenizers") is None:

@@ -1,7 +1,7 @@
 """Writes token shards document by document, in bounded memory. Torch-free.
 
-The files are written to the folder `OUT.partial`, the index last. Then the folder is renamed to `OUT`. So a folder with
-the name that the user gave is always complete.
+The files are written to the folder `OUT.partial`, the index last. Then the folder is renamed to `OUT`, the name that
+the user gave. So a folder `OUT` is always complete.
 """
 
 import os
@@ -26,8 +26,8 @@ def smallest_dtype(vocab: int) -> str:
 
 
 class ShardWriter:
-    """Writes the folder `out`. Use it as a context manager, which completes the folder at the end or, after an error,
-    removes it.
+    """Writes token shards to the folder `out`. Use it as a context manager, which completes the folder at the end or,
+    after an error, removes it.
 
     A document is never cut between two shards, so a shard may exceed `shard_tokens` by one document. Raises DataError
     if the folder exists or cannot be written.

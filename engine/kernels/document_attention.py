@@ -27,7 +27,7 @@ Mask = Tensor | BlockMask
 @dataclass(frozen=True)
 class Positions:
     """Sequence positions of the queries [Q] and of the keys [K], both ascending, and the position where the document of
-    each query starts [B, Q]. `window` limits how many keys a query attends to."""
+    each query starts [B, Q]. `window` is the maximum number of keys that a query attends to."""
 
     queries: Tensor
     keys: Tensor
@@ -35,7 +35,7 @@ class Positions:
     window: int | None = None
 
     def first_keys(self) -> Tensor:
-        """The first position that each query attends to, [B, Q], ascending."""
+        """For each query, the first position that it attends to, [B, Q], in ascending order."""
         if self.window is None:
             return self.starts
         return torch.maximum(self.starts, self.queries - (self.window - 1))
@@ -50,8 +50,8 @@ def mask_of(positions: Positions, dtype: torch.dtype) -> Mask:
 
 def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
     """The mask as numbers to add to the scores, [B, 1, Q, K]: 0 where a query attends to a key, else a large negative
-    value that gives the key no weight. That value is finite, because a query may have no visible key in one block of a
-    ring.
+    value that gives the key no weight. The value is finite because in one block of a ring all keys may be hidden from a
+    query, and a softmax over only -inf is NaN.
     """
     first_BQ1 = positions.first_keys().unsqueeze(-1)
     hidden = (positions.keys < first_BQ1) | (positions.keys > positions.queries.unsqueeze(-1))
@@ -62,7 +62,7 @@ def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
 def visible_blocks(positions: Positions) -> BlockMask:
     """The block mask of flex attention, computed from the first and last position of each block, without waiting for
     the device and without a Q x K mask. The mask may contain blocks in which no query attends to a key; such blocks
-    only cost time."""
+    cost time but do not change the result."""
     first_BQ, queries, keys = positions.first_keys(), positions.queries, positions.keys
     q_low, q_high = (_edge(queries, last).unsqueeze(-1) for last in (False, True))
     k_low, k_high = _edge(keys, last=False), _edge(keys, last=True)
@@ -88,7 +88,7 @@ def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Ten
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Like `flash_attention.forward`, but under a mask. If a query has no visible keys, its log-sum-exp is so low that
+    """Like `flash_attention.forward`, but with a mask. If a query has no visible keys, its log-sum-exp is so low that
     its output has no weight in a merge."""
     with torch.no_grad():
         return _attend(q_BHQC, k_BGKC, v_BGKV, mask)
@@ -97,8 +97,8 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple
 def backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, out: Tensor, lse: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Like `flash_attention.backward`, but under a mask: this block's contribution to the gradients of q, k and v,
-    given the output and log-sum-exp over all blocks."""
+    """Like `flash_attention.backward`, but with a mask: this block's contribution to the gradients of q, k and v, given
+    the output and log-sum-exp over all blocks."""
     if isinstance(mask, BlockMask):
         return _flex_backward(grad, q_BHQC, k_BGKC, v_BGKV, out, lse, mask)
     C, V = q_BHQC.shape[-1], v_BGKV.shape[-1]
@@ -109,7 +109,7 @@ def backward(
 
 
 def _attend(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of attention under a mask."""
+    """Attention with a mask: returns the output and the log-sum-exp."""
     if isinstance(mask, BlockMask):
         return _flex(q_BHQC, k_BGKC, v_BGKV, mask)
     V, scale = v_BGKV.shape[-1], q_BHQC.shape[-1] ** -0.5
@@ -127,7 +127,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Ten
 
 @cache
 def _compiled() -> Any:
-    """flex attention, compiled: without compilation it would build the full Q x K scores."""
+    """flex attention, compiled, because without compilation it computes the full Q x K scores."""
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -136,8 +136,8 @@ def _flex_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Backward pass of one block, given the output and log-sum-exp over all blocks. flex attention has no backward pass
     for this case, so the block's forward pass is recomputed. Each block has an output o, a log-sum-exp l and a weight w
-    = exp(l - lse), and out is the sum of w o over blocks. So the gradient of o is w grad, and the gradient of l is w
-    times the sum of grad (o - out)."""
+    = exp(l - lse); out is the sum of w * o over blocks. So the gradient of o is w * grad, and the gradient of l is w *
+    sum(grad * (o - out))."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         o, own = _flex(q, k, v, mask)
@@ -156,13 +156,13 @@ def _edge(x: Tensor, last: bool) -> Tensor:
 
 
 def _complete(x: Tensor) -> Tensor:
-    """Whether each block is free of padding."""
+    """For each block, whether it is full, that is, contains no padding."""
     return torch.arange(-(-len(x) // BLOCK), device=x.device) < len(x) // BLOCK
 
 
 def _listed(blocks_BNM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each query block, the number of chosen key blocks, [B, 1, N], and the indices of all key blocks with the
-    chosen ones first, [B, 1, N, M]."""
+    """For each query block, the number of key blocks that `blocks_BNM` selects, [B, 1, N], and the indices of all key
+    blocks, the selected ones first, [B, 1, N, M]."""
     chosen = blocks_BNM.unsqueeze(1).to(torch.int32)
     order = chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return chosen.sum(-1, dtype=torch.int32), order.contiguous()

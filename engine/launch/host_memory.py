@@ -20,8 +20,8 @@ CHOSEN_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUN
 
 
 def give_back_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Set the allocator's limits for this process. Returns whether they were set. They are not set if the C library is
-    not glibc, or if `environ` contains the user's own settings."""
+    """Set the allocator's limits for this process, and return whether they were set. The limits are not set if the C
+    library is not glibc, or if `environ` contains the user's own settings."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in environ for name in CHOSEN_BY_USER):
         return False

@@ -117,8 +117,9 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step`. On rank 0, it also reports the first step after a restart, with the lost time, to the run's log
-    and to `on_restarted`, and records when each step ends, which the report of a later restart needs.
+    """Calls `on_step` after each step. On rank 0, it also reports the first step after a restart, with the lost time,
+    to the run's log and to `on_restarted`. It records when each step ends, from which a later restart computes its lost
+    time.
     """
 
     def __init__(
@@ -196,8 +197,8 @@ def check_same_device(mine: torch.device, context: RankContext, store: Store) ->
 def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these values,
-    because another rank's own values may differ. For example, a rank that starts a second later would choose another
+    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use the values of rank
+    0, because other ranks might find other values. For example, a rank that starts a second later would choose another
     name for the run's folder, and another rank may not see the newest checkpoint or may not know that it is damaged.
     """
     if context.rank == LEADER:

@@ -1,7 +1,7 @@
 """Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
 A clock records marks and passes the seconds between two marks to a callback. On the CPU the callback is called
-immediately. On a GPU it is called when the GPU has passed both marks; the host does not wait for the GPU.
+immediately. On a GPU the callback is called later, when the GPU has passed both marks, so the host does not wait.
 """
 
 import time

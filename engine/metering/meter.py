@@ -2,11 +2,11 @@
 
 *Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
 total, a rank sends 2 (P-1)/P n in an all-reduce, (P-1)/P n in a reduce-scatter, (P-1) n_local in an all-gather, only
-the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). The formulas are in
-`engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to completion of
-collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a blocking
-collective, less for a collective that overlaps with computation. Actions and collectives are timed with the device's
-clock (`engine/metering/clocks.py`), phases with the host's wall time.
+the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). These formulas are
+evaluated in `engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to
+completion of collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a
+blocking collective, less for a collective that overlaps with computation. Actions and collectives are timed with the
+device's clock (`engine/metering/clocks.py`), phases with the host's wall time.
 """
 
 import time
@@ -52,8 +52,8 @@ class Lane:
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add the time during which a collective overlapped with other work. This time is added to the total but not to
-        the exposed time."""
+        """Add the time during which a collective overlapped with other work to the total time, but not to the exposed
+        time."""
         self.ms += seconds * 1e3
 
 
@@ -160,8 +160,8 @@ class Meter:
 
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
-        """Context manager that sets `operation` to `text`, even if a collective sets another operation. It is used
-        during a pause, because a paused run polls for commands with collectives."""
+        """Context manager that keeps `operation` at `text`, even if a collective sets another operation. Used during a
+        pause: a paused run polls for commands with collectives, which would otherwise be shown as the operation."""
         self._override = text
         yield
         self._override = ""
@@ -202,7 +202,7 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Meter one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` maps each destination
+        """Measure one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` maps each destination
         rank to the bytes sent to it. `clock` defaults to the device's clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
@@ -273,6 +273,6 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass does not call this again."""
+        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass does not add its counts."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

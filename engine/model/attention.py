@@ -20,8 +20,8 @@ from engine.parallel.parameters import ParameterFactory
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     """The two factors of `rotate` for each position's angles, [2, S, 1, C] (Su et al. 2021). The first factor, cos,
-    multiplies the head; the second, -sin for the first half and sin for the second, multiplies the head with its halves
-    swapped."""
+    multiplies the head. The second factor, which is -sin in the first half of the head and sin in the second,
+    multiplies the head with its halves swapped."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -62,7 +62,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _by_head(table: Tensor, x_BSHC: Tensor) -> Tensor:
-    """`table` with a copy for each head of `x`, if the copies save time."""
+    """`table`, repeated for each head of `x` in the cases in which the rotation is then faster; else `table` itself."""
     heads, width = x_BSHC.shape[-2:]
     if table.ndim > 4 or width >= NARROW or table.device.type != "cpu":
         return table

@@ -23,7 +23,7 @@ EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 
 def check_own_model(layout: Layout) -> None:
     """Raise LayoutError if the user's own model cannot be loaded, does not support the layout, or has a part that fails
-    or returns a wrong shape. Runs the model's code. The built-in model needs no check."""
+    or returns a wrong shape. The check runs the user's code. The built-in model needs no check."""
     if layout.model.own:
         if refusal := unsupported(layout, implementation_of(layout.model).support):
             raise LayoutError(refusal)

@@ -1,4 +1,4 @@
-"""The interface between the engine and a model: what training, sharding and telemetry need from it.
+"""The interface between the engine and a model: what training, sharding and telemetry need from the model.
 
 A model is a list of blocks with an embedding before and a norm and a head after them. The engine builds the parts that
 a rank needs, shards them, splits them into pipeline stages (`engine.model.stage`) and computes the loss from the
@@ -35,8 +35,8 @@ __all__ = ["Block", "Implementation", "Model", "Parts", "Support", "implementati
 
 @dataclass(frozen=True)
 class Parts:
-    """The inputs for building the parts of a model: the sizes in [model] of the layout, the factory of parameters, the
-    knob values that each forward pass reads, and the meter."""
+    """What an implementation needs to build the parts of a model: the sizes from the layout's section [model], the
+    parameter factory, the knob values that each forward pass reads, and the meter."""
 
     factory: ParameterFactory
     model: Model
@@ -62,8 +62,8 @@ class Block(nn.Module):
             return self.compute(x_BsD)
 
     def compute(self, x_BsD: Tensor) -> Tensor:
-        """The output of the layer, [B, s, D], in the dtype of the input. It must not draw random numbers and must not
-        wait for the device, such as by `.item()`."""
+        """The output of the layer, [B, s, D], in the dtype of the input. `compute` must not draw random numbers, and
+        must not wait for the device (no `.item()`)."""
         raise NotImplementedError(f"{type(self).__name__} defines no compute")
 
 
@@ -73,10 +73,10 @@ class Implementation(Protocol):
     rank needs, so a method must not assume that other methods have been called.
 
     Parameters that the parts create themselves, such as those of `nn.Linear`, get initial values from `std`. Build them
-    under ``torch.device("meta")``; otherwise each rank allocates them whole before they are sharded. Parameters from
-    `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the global layer
-    index), `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses
-    and counts the tokens of each expert.
+    under ``torch.device("meta")``; otherwise each rank allocates the full parameters before they are sharded.
+    Parameters from `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the
+    global layer index), `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the
+    auxiliary losses and counts the tokens of each expert.
     """
 
     support: Support
@@ -105,8 +105,8 @@ class Implementation(Protocol):
 
 
 def implementation_of(model: Model) -> Implementation:
-    """The implementation that [model] names. Imports and runs its code. Raises LayoutError if it cannot be imported or
-    is not an `Implementation`."""
+    """The implementation that `model.implementation` names. Imports its module, which runs the module's code. Raises
+    LayoutError if it cannot be imported or is not an `Implementation`."""
     return _load(model.implementation)
 
 

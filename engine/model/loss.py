@@ -20,7 +20,7 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     """Sum over tokens of -log p(target), with the vocabulary sharded over tp. The sum is equal on all ranks of the tp
     axis.
 
-    These ranks exchange three values per token instead of full logits. Targets below 0 are ignored. The backward pass
+    The tp ranks exchange three values per token instead of full logits. Targets below 0 are ignored. The backward pass
     overwrites the logits with their gradient, so it can run only once, and nothing else may use the logits afterwards.
     """
     return cross_entropies(logits_BSV, targets_BS, tp, 1).squeeze(0)
@@ -35,9 +35,9 @@ def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int
 def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, mtp_weight: float) -> Tensor:
     """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
 
-    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The
-    backward pass then adds the gradient of `mtp_weight` times the mean loss of these layers (DeepSeek-V3, arXiv
-    2412.19437, eq. 24 and 25), which the returned loss does not include.
+    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss
+    of these layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv 2412.19437, eq. 24 and
+    25). The backward pass adds its gradient, but the returned loss does not include it.
     """
     if targets.ndim == 2:
         return cross_entropy(logits_BSV, targets, tp) * scale
@@ -92,7 +92,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _chunks(logits_TV: Tensor) -> Iterator[slice]:
-    """Slices of tokens, each with at most LOSS_CHUNK logits. A slice has at least one token."""
+    """Slices of tokens, each with at most LOSS_CHUNK logits, but with at least one token."""
     tokens, vocabulary = logits_TV.shape
     size = max(1, LOSS_CHUNK // vocabulary)
     return (slice(start, start + size) for start in range(0, tokens, size))

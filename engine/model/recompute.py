@@ -15,8 +15,8 @@ from engine.metering.meter import Meter
 
 
 def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
-    """Return `run(*args)` without saving its activations. The backward pass calls `run` again, and the meter attributes
-    the collectives of that second call to `layer`."""
+    """Return `run(*args)` without saving its activations. The backward pass calls `run` again; the meter counts the
+    collectives of that second call as those of layer `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), meter.in_layer(layer)  # contexts of the first and of the second call

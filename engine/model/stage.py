@@ -44,8 +44,9 @@ class Prediction(nn.Module):
 
 
 class Stage(nn.Module):
-    """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp], or
-    [(1 + P) B, S, V/tp] with multi-token prediction, where the logits for the next token of all sequences come first.
+    """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp].
+    With multi-token prediction they are [(1 + P) B, S, V/tp]: first the logits for the next token of all B sequences,
+    then those of each further prediction.
 
     `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if the model's parts
     are not modules or blocks.
@@ -60,7 +61,7 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Return `built`, after the factory has replaced the parameters that it did not create."""
+            """Return `built`, in which the factory has replaced those parameters that it did not create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "
@@ -87,8 +88,8 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None if
-        attention crosses documents. `targets` [B, 1 + P, S]: the tokens that follow each token, which multi-token
-        prediction reads; None skips multi-token prediction, as in validation."""
+        attention crosses documents. `targets` [B, 1 + P, S]: the next tokens, which multi-token prediction reads; if
+        they are None, as in validation, there is no multi-token prediction."""
         if self.embedding is not None:
             x = self.embedding(x)
         documents = None if starts is None else self.context.documents(starts, x.dtype, self.window)

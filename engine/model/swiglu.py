@@ -11,7 +11,7 @@ from engine.kernels.compiled import Compiler
 
 
 def gated_function(compiled: Compiler, any_size: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function to use for `gated`: compiled if compilation is on, else `gated_saving_inputs`."""
+    """The implementation of `gated` to use: a compiled `gated` if compilation is on, else `gated_saving_inputs`."""
     return compiled(gated, any_size) if compiled.on else gated_saving_inputs
 
 
@@ -20,8 +20,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_saving_inputs(gate: Tensor, up: Tensor) -> Tensor:
-    """Like `gated`, but it saves only its inputs for the backward pass. Autograd would also save silu(gate);
-    recomputing it is faster."""
+    """Like `gated`, but saves only its inputs for the backward pass and recomputes silu(gate), which autograd would
+    save. Recomputing is faster."""
     out: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return out
 

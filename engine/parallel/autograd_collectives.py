@@ -29,7 +29,7 @@ def all_to_all(x_TD: Tensor, send: list[int], receive: list[int], axis: Axis) ->
 
 
 def exchange(x: Tensor, axis: Axis) -> Tensor:
-    """`Axis.exchange` of [P, ...]; backward exchanges the gradients."""
+    """`Axis.exchange` of a tensor [P, ...] with autograd: backward exchanges the rows of the gradient."""
     return x if axis.size == 1 else _call(_Exchange, x, axis)
 
 
@@ -107,12 +107,12 @@ class OverlappedAllToAll:
         self._running: tuple[AsyncCollective, Tensor] | None = None
 
     def start(self, x_TD: Tensor) -> Tensor:
-        """Start the all-to-all. The returned rows are complete after `wait`; do not use them except to pass them to
-        `wait`."""
+        """Start the all-to-all. Returns rows that are not complete yet: pass them to `wait`, and do not use them in any
+        other way."""
         return _call(_Start, x_TD, self)
 
     def wait(self, rows_RD: Tensor) -> Tensor:
-        """The rows that `start` returned, now complete."""
+        """Wait for the all-to-all, and return the complete rows."""
         return _call(_Wait, rows_RD, self)
 
     def run(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:

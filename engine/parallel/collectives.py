@@ -5,7 +5,7 @@ same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.
 gloo. With NCCL, `Axis` uses the native collectives.
 
 These collectives are not differentiable; for differentiable ones see `engine/parallel/autograd_collectives.py`. P is
-the number of ranks. An axis of size 1 communicates nothing.
+the number of ranks. On an axis of size 1, no collective communicates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters the collective: the time in `wait` is exposed, the time
-    before `wait` is hidden.
+    """A collective that runs in the background. `wait` meters the collective: its time counts as hidden before `wait`
+    is called, and as exposed in `wait`.
 
     `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns immediately. gloo's sends have no
     future that reports completion. So if `has_future` is False, the collective counts as running until `wait` is
@@ -182,7 +182,7 @@ class Axis:
         return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to), out
 
     def _bytes_to(self, x: Tensor, send: list[int]) -> dict[int, int]:
-        """Bytes that an all-to-all of the rows of `x` sends to each other rank."""
+        """For each other rank, the bytes that an all-to-all of the rows of `x` sends to it."""
         row = x.nbytes // max(1, x.shape[0])
         me = self.peers[self.rank]
         return {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
@@ -198,12 +198,12 @@ class Axis:
         return out
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send `x` to the group rank `to`, and wait until `x` may be overwritten."""
+        """Send `x` to rank `to` of the group, and wait until `x` may be overwritten."""
         with self.metered("send", x.nbytes):
             self._transfer(dist.isend, x.contiguous(), to)
 
     def receive(self, x: Tensor, source: int) -> None:
-        """Receive a tensor from the group rank `source` into `x`."""
+        """Receive a tensor from rank `source` of the group into `x`."""
         with self.metered("receive", 0):
             self._transfer(dist.irecv, x, source)
 
@@ -228,15 +228,15 @@ class Axis:
         return AsyncCollective(self, "exchange", sent, ()), out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        """Start broadcasting `x` from the group rank `root` into the `x` of every rank."""
+        """Start broadcasting `x` from rank `root` of the group into the `x` of every rank."""
         if self.size == 1:
             return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start gathering the `x` of every rank on the group rank `root`. After the wait, the list returned on `root`
-        contains the tensors of all ranks; on other ranks it is empty."""
+        """Start gathering the `x` of every rank on rank `root` of the group. After the wait, the list returned on
+        `root` contains the tensors of all ranks; on other ranks it is empty."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []

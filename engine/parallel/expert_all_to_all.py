@@ -1,18 +1,18 @@
 """Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
 
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
-method is for an ep axis that spans nodes and has two hops. The first hop stays within the node and goes to the rank
-that has the same local index as the destination. The second hop goes between nodes, among ranks with equal local index.
-So each node sends fewer and larger messages. With both methods, an expert receives its rows in the order of their
-source ranks, so the two methods give bit-identical results.
+method, for an ep axis that spans nodes, has two hops. The first hop stays within the node and goes to the rank that has
+the same local index as the destination. The second hop goes between nodes, to the destination, which has the same local
+index as the sender. So each node sends fewer and larger messages. With both methods, an expert receives its rows in the
+order of their source ranks, so the two methods give bit-identical results.
 
 `plan_dispatch` computes everything that has no gradient: the counts and the order of rows. A recomputed forward pass
 reuses this plan. `plan_dispatch` counts and scatters rows without sorting. The counts of the first hop are sent before
 the local order is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else
 before `Dispatch.run`.
 
-With ep = 1 the host never waits for the device, because rows that belong to no (token, expert) pair stay at the end and
-are not computed. With ep > 1 the host waits once, for the row counts of all hops.
+With ep = 1 the host never waits for the device, because the rows that contain no (token, expert) pair stay at the end
+and are not computed. With ep > 1 the host waits once, for the row counts of all hops.
 
 Shapes: T tokens of this rank, N rows of (token, expert) pairs, R rows received, E experts, K experts of a token, P
 ranks of a hop's axis.
@@ -36,7 +36,7 @@ class Placement:
     by index.
 
     `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. ep ranks are numbered
-    row-major in (rank in the last hop, ..., rank in the first hop).
+    in row-major order of (rank in the last hop, ..., rank in the first hop).
     """
 
     def __init__(self, hops: Sequence[Axis], logical: Sequence[int], device: torch.device = CPU):
@@ -67,9 +67,9 @@ class Hop:
 class Dispatch:
     """The plan for the (token, expert) pairs that are not dropped, as rows sorted by destination.
 
-    `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs are not dropped; None: all. `filled`:
-    the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token has few pairs, so
-    that sums are computed pair by pair. Otherwise (expert choice) sums are computed row by row.
+    `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs are not dropped; None: no pair is
+    dropped. `filled`: the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token
+    has few pairs, so that sums are computed pair by pair. Otherwise (expert choice) sums are computed row by row.
     """
 
     rows_TK: Tensor
@@ -109,8 +109,8 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows that are being sent to their experts. `first`: the all-to-all of the first hop, which has been started; None
-    without hops."""
+    """Rows that are being sent to their experts. `first`: the all-to-all of the first hop, which is already running;
+    None without hops."""
 
     rows: Tensor
     first: OverlappedAllToAll | None
@@ -121,7 +121,7 @@ def plan_dispatch(
 ) -> Dispatch:
     """Plan the dispatch of the (token, expert) pairs in `experts_TK` under `placement`. The experts of a token are
     distinct. If `keep_TK` is given, only pairs for which it is True are sent; `most_rows` is an upper bound on the
-    count of these pairs (default: all pairs)."""
+    number of these pairs (default: all pairs)."""
     T, K = experts_TK.shape
     E = len(placement.logical)
     keys_TK = experts_TK if placement.keys_E is None else placement.keys_E[experts_TK]
@@ -154,8 +154,9 @@ def plan_dispatch(
 def _plan_hops(
     placement: Placement, counts: Tensor, first: tuple[AsyncCollective, Tensor] | None
 ) -> tuple[list[Hop], Tensor]:
-    """The hops, and the end index of each local expert's rows. `counts`: number of rows that this rank sends to each
-    slot. `first`: the exchange of the first hop's counts, which has been started; None without hops."""
+    """Returns the hops, and the index at which the rows of each local expert end. `counts`: number of rows that this
+    rank sends to each slot. `first`: the exchange of the first hop's counts, which is already running; None without
+    hops."""
     # Each hop replaces one destination dim of `counts` (d) by a source dim (s): [d1, d2, e], [d2, s1, e], [e, s2, s1].
     sizes, arrivals = list[Tensor](), list[Tensor]()
     for n, axis in enumerate(placement.hops, 1):
@@ -183,8 +184,8 @@ def _by_rank(counts: Tensor) -> Tensor:
 
 
 def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The order, [rows], that rearranges blocks of rows so that `dim` is outermost, and the inverse order. The blocks
-    are row-major with the shape of `counts`, which contains the number of rows of each block."""
+    """Returns the permutation, [rows], that rearranges blocks of rows so that `dim` is outermost, and its inverse. The
+    blocks are in row-major order of `counts`, which contains the number of rows of each block."""
     flat = counts.flatten()
     blocks = torch.arange(len(flat), device=flat.device)
     moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
@@ -197,8 +198,8 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
-    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. The backward pass gathers rows, which is faster
-    than the scatter-add in autograd's own backward pass."""
+    """`rows_RD[order_R]`, where `order_R` is a permutation and `back_R` its inverse. The backward pass gathers rows,
+    which is faster than the scatter-add in autograd's own backward pass."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 
@@ -206,8 +207,8 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
 def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
     """The sum of each token's rows, [T, D], in at least fp32.
 
-    A sum that is computed pair by pair is the same in every run. For a sum that is computed row by row on a GPU, torch
-    may add in any order, unless its deterministic algorithms are on."""
+    With `plan.by_token`, the sum is computed pair by pair and is the same in every run. Otherwise `index_add_` adds the
+    rows; on a GPU their order may vary, unless torch's deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     if not plan.by_token or not len(rows_ND):
         total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
@@ -248,7 +249,7 @@ def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """Gather the token of each row. Backward sums the gradients of a token's rows in at least fp32."""
+    """Copy each row's token into the row. Backward sums the gradients of a token's rows in at least fp32."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:

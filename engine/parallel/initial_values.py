@@ -2,8 +2,8 @@
 
 The values depend only on the parameter's name, its whole shape and the seed, so they are the same in every layout. A
 parameter is filled in blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks
-that it overlaps, one at a time. The generator is seeded with the run's seed and the parameter's name, and, for all
-blocks but the first, also with the block's index.
+that it overlaps, one at a time. The seed of the generator is a hash of the run's seed, the parameter's name and, except
+in the first block, the block's index.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ BLOCK = 1 << 20  # maximum elements of a block, except that a block has at least
 
 
 class InitialValues(Protocol):
-    """The initial values of a parameter as one tp or ep rank holds it before FSDP shards it."""
+    """The initial values of the part of a parameter that one tp or ep rank holds before FSDP shards it."""
 
     def fill(self, rows: Tensor, first: int) -> None:
-        """Fill `rows` with the values of the parameter's rows, beginning with row `first`. `rows` has the shape of the
-        parameter except in its first dimension."""
+        """Fill `rows` with the values of the parameter's rows from row `first` on. `rows` has the parameter's shape,
+        except that it may have fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed values of the part of a parameter that begins at row `row` and consists of the columns
-    `columns`. `shape` is the shape of the whole parameter."""
+    """Normally distributed initial values of a part of a parameter: the rows from `row` on, and the columns in the
+    range `columns`. `shape` is the shape of the whole parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Normal:
             )
 
     def _block(self, block: int, rows: int) -> Tensor:
-        """The values of a block, in this part's columns only."""
+        """The initial values of a block of rows, limited to the columns of this part."""
         text = f"{self.seed}/{self.name}" + (f"/{block}" if block else "")
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -69,7 +69,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Values of stacked parameters of equal shape. Row n contains the values of `items[n]`."""
+    """The initial values of a stack of parameters of equal shape. Row n contains the values of `items[n]`."""
 
     items: tuple[Normal, ...]
 
@@ -79,7 +79,7 @@ class Stacked:
 
 
 def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """The values of a whole parameter."""
+    """The initial values of a parameter that is not split."""
     values = torch.empty(shape)
     Normal(name, shape, std, seed).fill(values, 0)
     return values

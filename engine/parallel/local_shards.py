@@ -28,7 +28,8 @@ def with_layout_of(tensor: Tensor, shard: Tensor) -> Tensor:
 
 
 def local_weight(weight: Tensor) -> Tensor:
-    """This rank's shard of a weight for the forward pass; its gradient flows back to the weight."""
+    """This rank's shard of a weight, for use in the forward pass; autograd passes the shard's gradient on to the
+    weight."""
     if not isinstance(weight, DTensor):
         return weight
     part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
@@ -44,8 +45,8 @@ class _Local(torch.autograd.Function):
     """Like `DTensor.to_local`, but its backward wraps the gradient in a DTensor once per step instead of once per
     micro-batch.
 
-    Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So later micro-batches add
-    to the local tensor of the existing gradient, and their backward passes return that gradient.
+    Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So from the second
+    micro-batch of a step on, backward adds to the local tensor of the existing gradient and returns this gradient.
     """
 
     @staticmethod

@@ -16,7 +16,7 @@ from engine.planner.hardware.description import MeasuredCollective
 
 
 class World:
-    """Process groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
+    """Process groups and meshes of one rank. The default process group must be initialised and have `grid.world` ranks.
 
     If `ep_inner` is given, token rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between
     groups. If `ends` is True, an additional axis connects the first and the last rank of each pipeline.
@@ -62,8 +62,8 @@ class World:
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
     def use_measured_all_reduces(self, path: str) -> None:
-        """Run the all-reduces of all axes but `control` with the algorithms in rank 0's hardware file. All ranks must
-        call this. Rank 0 raises RefusedError if it cannot use the file."""
+        """On all axes except `control`, run all-reduces with the algorithms that rank 0's hardware file selects. All
+        ranks must call this. Rank 0 raises RefusedError if it cannot use the file."""
         shared: list[bytes | None] = [None]
         if self.rank == 0:
             shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]
@@ -92,8 +92,8 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 
 
 def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
-    """The group of this rank and the ranks that differ from it only along `axes`. The meshes are not used here, because
-    they have no cp axis: cp is part of fsdp."""
+    """The process group of the ranks that have this rank's coordinates on all axes other than `axes`. The meshes are
+    not used here, because they have no cp axis: cp is part of fsdp."""
     groups = grid.groups(*axes)
     return _own_group(groups) if len(groups[0]) > 1 else None
 

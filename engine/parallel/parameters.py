@@ -22,7 +22,7 @@ class ParameterFactory:
     """Creates parameters: each rank keeps its shard of the tensor that a single-process run would have.
 
     A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, gradient clipping and checkpoints see the
-    full shape. On an axis of size 1 it is a plain tensor.
+    full shape. On an axis of size 1, a parameter is a plain tensor.
 
     If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` maps each parameter
     to its initial values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded them.
@@ -78,15 +78,16 @@ class ParameterFactory:
         return self._new(part, initial, self._tp_mesh, dim)
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """The unsplit weights of this ep rank's experts, stacked: [count / ep, *shape]."""
+        """The weights of this ep rank's experts, stacked: [count / ep, *shape]. Each expert is whole: tp does not split
+        it."""
         local = count // self.ep.size
         first = self.ep.rank * local
         stack = tuple(Normal(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local))
         return self._new((local, *shape), Stacked(stack), self._ep_mesh)
 
     def adopt(self, module: nn.Module, name: str, std_of: Callable[[str, torch.Size], float]) -> None:
-        """Replace the parameters of `module` that this factory has not created. `name` is the module's name in the
-        model.
+        """Replace those parameters of `module` that were not created by this factory. `name` is the module's name in
+        the model.
 
         The new parameters have the same shapes and are replicated over tp. `std_of(name, shape)` is the standard
         deviation of a parameter's initial values. If it is 0, a vector whose name ends in `weight` (the scale of a

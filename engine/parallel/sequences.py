@@ -11,10 +11,11 @@ from torch import Tensor
 
 class Sequences(NamedTuple):
     """Inputs and targets of B sequences, [B, S] for the S tokens that a rank needs. If attention stays within
-    documents, `starts` [B, W] contains the position where the document of each token of the whole sequences starts.
+    documents, `starts` [B, W] contains, for each token of the whole sequences, the position where its document starts.
 
-    With multi-token prediction, targets are [B, 1 + P, S]: the next token, the token after it, and so on; -1 after the
-    last token of the sequence, and after the end of the document if attention stays within documents."""
+    With multi-token prediction, targets are [B, 1 + P, S]: the next token, the token after it, and so on. A target is
+    -1 if it would be after the last token of the sequence or, if attention stays within documents, after the end of the
+    document."""
 
     tokens: Tensor
     targets: Tensor

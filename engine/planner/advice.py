@@ -41,8 +41,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run the most. `share`: its share of a step, or the share of the memory in use. `sentence`: the
-    evidence."""
+    """What limits a run the most. `share`: the share of the step time that `cause` takes or, if the cause is memory,
+    the share of memory in use. `sentence`: the evidence."""
 
     cause: str
     share: float

@@ -21,9 +21,10 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """The map for `goal`, a key of GOALS. The plan is deterministic: ranks with the same counts plan the same map.
+    """The expert map for `goal`, a key of GOALS. The result is deterministic: from the same counts, all ranks plan the
+    same map.
 
-    For the goals "load" and "traffic", the maximum load of a rank is at most as high as under the map `now`, and few
+    For the goals "load" and "traffic", the highest load of a rank does not exceed that under the map `now`, and few
     experts move.
     """
     return GOALS[goal](now, sent)
@@ -90,7 +91,7 @@ GOALS: dict[str, Callable[[Map, Sent], Map]] = {"load": _by_load, "traffic": _by
 
 
 def _balanced(now: list[int], sent: Sent) -> list[int]:
-    """The rank of each expert: equal numbers of experts per rank, and nearly equal loads."""
+    """The rank of each expert, chosen so that all ranks have equally many experts and nearly equal loads."""
     ranks, load = len(sent), sent.sum(0)
     rank_of = [0] * len(now)
     total, room = [0.0] * ranks, [len(now) // ranks] * ranks
@@ -104,9 +105,9 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 
 
 def _localized(now: list[int], sent: Sent) -> list[int]:
-    """The rank of each expert, chosen so that few (token, expert) pairs are sent between ranks. Starting from the
-    balanced map, it repeatedly swaps the two experts whose swap makes the most pairs local, until no swap makes more
-    pairs local. The maximum load of a rank is at most SLACK times that of the balanced map.
+    """The rank of each expert, chosen so that few (token, expert) pairs are sent between ranks. A greedy search starts
+    from the balanced map and repeatedly swaps the two experts whose swap makes the most pairs local, until no swap
+    makes more pairs local. The highest load of a rank is at most SLACK times that under the balanced map.
     """
     rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
@@ -129,7 +130,8 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """Assign each planned group of experts to a rank, so that few experts have to move."""
+    """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of` and `now`: for each
+    expert, its planned group and its present rank."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
 The weight of a layer is the number of multiply-adds per token in its forward pass. The backward pass needs twice as
-many in every layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V,
-which can be as much as several layers.
+many multiply-adds in every layer, so counting them would not change the split. The embedding is a lookup and costs
+little. The head costs D V multiply-adds, which can be as much as several layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,9 +70,9 @@ def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
     """The minimum cost over all splits, and the split with this cost. The cost of a split is its stage weights combined
-    with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming: it adds
-    one stage at a time and tries every layer as the first layer of the new stage. Among splits of equal cost, it
-    chooses the latest first layer.
+    with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
+    programming: for one stage after another, it tries every layer as the first layer of the stage. Among splits of
+    equal cost, it chooses the latest first layer.
     """
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.

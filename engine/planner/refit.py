@@ -1,10 +1,10 @@
 """Calibrates the planner's step time to a run: fits three coefficients to the measured steps of the run.
 
-The predicted time of a step is the sum of computation time C and exchange time X. The fitted time is a C + b X + o.
-Factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not predict,
-such as host work. Each set of knob values gives up to three equations: for the step, for its exposed collectives, and
-for the time outside the pipeline. The equations are weighted by the accuracy of their measurements. Their non-negative
-least squares solution gives a, b and o.
+The predicted time of a step is the sum of computation time C and exchange time X. The fit replaces this sum by
+a C + b X + o: factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner
+does not predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
+collectives, and for the time outside the pipeline. The equations are weighted by the accuracy of their measurements.
+Their non-negative least squares solution gives a, b and o.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ def parts_of(prediction: Prediction) -> Parts:
 
 class Observed(NamedTuple):
     """Measurements of steps with one set of knob values. `step_s`: mean seconds of a step. `error_s`: standard error of
-    that mean. `exchange_s`: seconds in exposed collectives; None: not measured. `outside_s`: seconds outside the
+    `step_s`. `exchange_s`: seconds in exposed collectives; None: not measured. `outside_s`: seconds outside the
     pipeline's window; None: not measured."""
 
     parts: Parts
@@ -135,9 +135,8 @@ def _non_negative(
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
     """The predicted value after a change, `now` plus `change`, with its interval. `noise`: combined standard error of
     `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: standard
-    error of predicted changes, relative to the change. The interval is symmetric in the logarithm of the step time,
-    because a change multiplies the step time: a prediction that is a factor of two too high is as wrong as one that is
-    a factor of two too low."""
+    error of predicted changes, relative to the change. The interval is symmetric in the logarithm of the step time: a
+    prediction that is a factor of two too high is as wrong as one that is a factor of two too low."""
     after = max(now + change, LEAST_RATIO * now)
     if after <= 0:
         return Span(0.0, 0.0, 0.0)

@@ -3,8 +3,8 @@
 The method is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
 bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step divided by the
 bytes that it sends over the level. The ridge is the device's FLOP/s divided by the level's bytes/s. Below the ridge,
-the level's bandwidth bounds the step; above the ridge, the device does. A level with many small messages is bound by
-latency instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha / beta
+the level's bandwidth bounds the step; above the ridge, the device does. With many small messages, latency bounds the
+step instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha / beta
 (Hockney 1994).
 """
 
@@ -85,7 +85,7 @@ class Level:
 
     @property
     def seconds(self) -> dict[Regime, float]:
-        """Seconds of a step if only computation, only bandwidth, or only message latency took time."""
+        """Seconds of a step if it were limited only by computation, only by bandwidth, or only by message latency."""
         return {
             "compute": self.flops / self.flops_per_s,
             "network": self.sent / self.bytes_per_s,
@@ -94,12 +94,13 @@ class Level:
 
     @property
     def regime(self) -> Regime:
-        """What bounds the step: the regime with the largest time in `seconds`."""
+        """What limits the step: the entry of `seconds` with the longest time."""
         return max(self.seconds, key=lambda regime: self.seconds[regime])
 
     @property
     def efficiency(self) -> float:
-        """Share of the device's attainable FLOP/s that the level allows, if everything overlaps."""
+        """Share of the device's attainable FLOP/s that the job can reach with these links, if communication fully
+        overlaps with computation."""
         return self.seconds["compute"] / max(self.seconds.values())
 
     @property
@@ -113,8 +114,8 @@ def roofline(
     job: Job, hardware: Hardware, release: str | None = None, pp: int | None = None
 ) -> tuple[Level, ...]:
     """The load of a rank at pipeline coordinate `pp` on the innermost and on the outermost level of links. `pp` None:
-    the first or the last pipeline rank, whichever sends more. The collectives are the same as in a predicted step time
-    (`engine.planner.timing.step`)."""
+    the first or the last pipeline rank, whichever sends more. The collectives are the ones from which step times are
+    predicted (`engine.planner.workload.communication.exchanges`)."""
     efficiency, device = hardware.efficiency, hardware.device
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
     links = (hardware.links[0], hardware.links[-1]) if len(hardware.links) > 1 else (hardware.links[0],)

@@ -2,7 +2,8 @@
 
 Strong scaling keeps the batch size per step (Amdahl 1967); weak scaling keeps the batch size per rank (Gustafson 1988,
 doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. If a rank has
-too few sequences for its micro-batches, these become smaller.
+too few sequences for the minimum number of micro-batches at the job's micro-batch size, its micro-batches become
+smaller.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,7 +41,7 @@ def default_ranks(job: Job) -> list[int]:
 def scaling(
     job: Job, hardware: Hardware, kind: Kind, ranks: Iterable[int] | None = None, release: str | None = None
 ) -> list[Point]:
-    """The points of the curve in ascending order of ranks. The first legal point has efficiency 1."""
+    """The points of the curve in ascending order of ranks. Efficiencies are relative to the first legal point."""
     return list(_points(job, hardware, kind, sorted(set(ranks or default_ranks(job))), release))
 
 

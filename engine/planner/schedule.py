@@ -60,13 +60,13 @@ class _Acts:
 
 
 def _gpipe(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """All forward passes, then all backward passes (Huang et al. 2019)."""
+    """The GPipe schedule: all forward passes, then all backward passes (Huang et al. 2019)."""
     return [(Act(kind, rank, n),) for kind in "FB" for n in range(m)]
 
 
 def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Warm-up forward passes until the later stages are filled, then alternating backward and forward passes (Narayanan
-    et al. 2019)."""
+    """The 1F1B schedule: warm-up forward passes until the later stages are filled, then alternating backward and
+    forward passes (Narayanan et al. 2019)."""
     warm_up = min(m, p - rank)
     turns: list[Turn] = [(Act("F", rank, n),) for n in range(warm_up)]
     for n in range(m):
@@ -76,13 +76,13 @@ def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Several stages per rank, in rounds of about p micro-batches (Narayanan et al. 2021)."""
+    """The interleaved schedule (Narayanan et al. 2021): several stages per rank, in rounds of about p micro-batches."""
     return _in_rounds(rank, p, v, m, hop=2, backward="B")
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Interleaved with a split backward pass. The weight gradients of a micro-batch run `rank` backward actions after
-    its input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
+    """The interleaved schedule with a split backward pass. The weight gradients of a micro-batch run `rank` backward
+    actions after its input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -105,9 +105,9 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V, with a split backward pass (ZB-V of Qi et al. 2023, section 6). There is no bubble if
-    F, I and W take equal times. With m < 2 p - 1 micro-batches, it is the order for 2 p - 1 micro-batches without the
-    actions of micro-batches m and above."""
+    """The ZB-V schedule (Qi et al. 2023, section 6): two stages per rank in a V, with a split backward pass. There is
+    no bubble if F, I and W take equal times. With m < 2 p - 1 micro-batches, the order is the one for 2 p - 1
+    micro-batches without the actions of micro-batches m and above."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -130,8 +130,8 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V. In the steady state, a turn is the forward pass of one of the rank's stages and the
-    backward pass of the other (half of DualPipe, DeepSeek-AI 2024)."""
+    """The DualPipeV schedule (half of DualPipe, DeepSeek-AI 2024): two stages per rank in a V. In the steady state, a
+    turn is the forward pass of one of the rank's stages and the backward pass of the other."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -214,7 +214,7 @@ class ScheduleClock:
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [action,
-        case]. All cases, such as the pipelines of a run, are simulated together."""
+        case]; the cases, such as the pipelines of a run, are independent of each other and computed together."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]
@@ -234,14 +234,14 @@ class ScheduleClock:
         """Share of the window in which a rank is idle, averaged over ranks, from 0 to 1. `costs[kind][s]` is the
         duration of an action on stage s, in any unit.
 
-        With balanced stages, the share for GPipe, 1F1B and interleaved is (p - 1) / (m v + p - 1) (Narayanan et al.
-        2021).
+        With balanced stages, the share is (p - 1) / (m v + p - 1) for the GPipe, 1F1B and interleaved schedules
+        (Narayanan et al. 2021).
         """
         window, idle = self.idle([[costs[act.kind][act.stage] for act in acts] for acts in self.acts])
         return sum(idle) / len(idle) / window if window else 0.0
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
-        """All actions in an order in which each action follows the actions whose outputs it needs. Each entry is (rank,
+        """All actions, sorted so that each action comes after the actions whose outputs it needs. Each entry is (rank,
         position in the rank's `acts`, `need`). If an action needs the output of an action on another rank, `need` is
         the index of that action in this list, else -1."""
         runs: list[tuple[int, int, int]] = []

@@ -1,7 +1,7 @@
 """The planner's entry point: predicts the memory of a layout and, with a hardware description, its step time.
 
-To predict a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again. A call takes a few
-milliseconds.
+To predict the effect of a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again. A call
+of `what_if` takes a few milliseconds.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ UNKNOWN_TIME = "unknown without a machine: give --hardware NAME or FILE, or [har
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The plan of a job. `bytes`: bytes that rank 0 sends in a step, by axis. `time` is None without hardware."""
+    """The predicted memory, traffic and step time of a job. `bytes`: bytes that rank 0 sends in a step, by axis. `time`
+    is None without hardware."""
 
     job: Job
     memory: MemoryPlan
@@ -90,7 +91,8 @@ class WhatIf:
 
 
 def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
-    """Plan a job or a layout. A layout may name its own hardware and release. Raises RefusedError."""
+    """Plan a job or a layout. The hardware and release that a layout names are used if these arguments are None.
+    Raises RefusedError."""
     if isinstance(job, Layout):
         hardware, release = as_run(job, hardware or assumed_hardware(job)), release or job.plan.release
         job = Job.of(job)
@@ -118,9 +120,10 @@ def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
 
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
-    """The hardware of a run: that of the layout's [hardware] section or else the known machine with this device. If
-    there is neither, a CPU with `cores` cores that the ranks share. The memory size is exact. The speeds are initial
-    values, which are later corrected from the measured steps of the run."""
+    """The hardware description for a run: from the layout's [hardware] section, else of the known machine with this
+    device. If neither exists or its device has no peak rate at the layout's precision, the description of a CPU with
+    `cores` cores that the ranks share. The memory size is exact. The speeds are initial values, which are later
+    corrected from the measured steps of the run."""
     found = as_run(layout, assumed_hardware(layout))
     if found is None:
         found = by_device(device)

@@ -1,5 +1,5 @@
-"""Checks that this machine has the compiler and headers that `train.compile` needs. Torch-free: runs before any rank is
-started."""
+"""Checks that this machine has the compiler and headers that `train.compile` needs. Does not import torch, because it
+runs before any rank is started."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Checks that this machine has enough memory and GPUs for the run. Torch-free: runs before any rank is started."""
+"""Checks that this machine has enough memory and GPUs for the run. Does not import torch, because it runs before any
+rank is started."""
 
 import os
 import subprocess

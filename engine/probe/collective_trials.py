@@ -61,7 +61,7 @@ def measure(context: RankContext, settings: Settings, say: Callable[[str], None]
 
 
 def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, Callable[[], Operation]]:
-    """The trials to time."""
+    """For each collective, algorithm, and buffer size in `settings`, a function that prepares the call to time."""
     found: dict[Trial, Callable[[], Operation]] = {}
     for kind in settings.kinds:
         for name in [TORCH, *([DIRECT] if device.type == "cpu" else []), *names(kind, settings.node)]:

@@ -122,7 +122,7 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
     `points` are (n, seconds) of n x n matmuls. Such a matmul takes 2 n^3 (1 + 3 half / n) / rate seconds, so its time
     per FLOP is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured
-    rate. The number of rows is the median of the values that follow from this rate and the time of each matmul.
+    rate. Given this rate, the time of each matmul yields one value of `half`; their median is returned.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)
@@ -132,8 +132,8 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the layers `MIDDLE`. This work takes the layers' time minus the time of matmuls,
-    attention and dispatches, but at least a tenth of the layers' time."""
+    """Bytes/s of the pointwise work in the layers `MIDDLE`. The time of this work is estimated as the layers' time
+    minus the time of matmuls, attention and dispatches, with a minimum of a tenth of the layers' time."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

@@ -137,9 +137,9 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """One link within a machine and one between machines, each only if collectives were measured over it. The planner
-    uses these links for grids whose collectives were not measured. Latency and bandwidth are medians over the measured
-    collectives."""
+    """A level of links within a machine and a level between machines, each only if collectives were measured on it. The
+    planner uses these links for grids whose collectives were not measured. Latency and bandwidth are medians over the
+    measured collectives."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []

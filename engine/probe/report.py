@@ -28,8 +28,9 @@ Interval = tuple[float, float, float]
 
 
 class Settings(Struct, frozen=True):
-    """What to measure. `sizes`: bytes of the whole buffer, after a gather or before a reduction. `node`: ranks of a
-    node, for hierarchical algorithms; None: no such algorithm. `algorithms`: algorithms to measure; empty: all."""
+    """What to measure. `sizes`: bytes of the whole buffer, after a gather or before a reduction. `node`: number of
+    ranks per node, for hierarchical algorithms; None: do not measure these. `algorithms`: algorithms to measure; empty:
+    all."""
 
     ranks: int
     node: int | None = None
@@ -122,8 +123,8 @@ class Series(NamedTuple):
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """Bytes and seconds of one message, with one time for each size. The relative deviation from a line is the same
-        for a message as for the whole collective."""
+        """Bytes and seconds of one message, with one time for each size. A line fitted to these points has the same
+        relative error as a line fitted to the times of whole collectives."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()
@@ -180,7 +181,7 @@ def _over(interval: Interval, divisor: float) -> Interval:
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
     """Latency and seconds per byte with their intervals, and the error of the fitted line. The bootstrap resamples the
     batches of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement. The
-    error shows how well a line describes the algorithm."""
+    error shows how well a line describes the measured times."""
     line = fit([point for one in series for point in one.points(median)])
     random = Random(0)  # equal times give equal intervals
 
@@ -193,8 +194,8 @@ def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
 
 
 def _interval(estimate: float, drawn: Sequence[float]) -> Interval:
-    """The interval of the resampled estimates. It is extended to contain the estimate itself, even if noise moves all
-    resampled estimates to one side."""
+    """The estimate and its interval, which is bounded by quantiles of the resampled estimates. The interval is extended
+    to contain the estimate itself, in case noise moves all resampled estimates to one side."""
     low, high = (sorted(drawn)[round(quantile * (len(drawn) - 1))] for quantile in QUANTILES)
     return estimate, min(low, estimate), max(high, estimate)
 

@@ -1,9 +1,10 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
 Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the whole latent and the
-rotated shared key on each tp rank. Latent and key take r + R elements per token and layer, for all heads together.
+rotated shared key on each tp rank. The latent and the key have r + R elements per token and layer, for all heads
+together.
 
-Sequence parallelism stays on, so the tokens of a pass are padded to a multiple of tp. The padding follows the new
+Sequence parallelism is used, so the tokens of a pass are padded to a multiple of tp. The padding follows the new
 tokens; it is removed before attention and is not cached.
 
 Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens (with padding) of this rank's slice, D
@@ -33,8 +34,8 @@ from engine.parallel.local_shards import local_shard
 class Caches:
     """The caches of all layers of a rank's `stages`, for `batch` sequences of at most `positions` tokens.
 
-    `length` is the number of tokens that the caches hold. The caches have rotary factors of their own for all
-    positions, because the layers of a cp rank have only those of its slice.
+    `length` is the number of tokens that the caches hold. The caches have their own rotary factors, for all positions,
+    because the layers of a cp rank have only the factors of the rank's slice.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ from engine.sampling.settings import Choice
 
 
 def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
-    """The probability that each token is chosen, [B, V] in fp64. Ties are resolved in favour of the lower token id.
+    """For each token of the vocabulary, the probability that it is chosen, [B, V] in fp64. Ties are resolved in favour
+    of the lower token id.
 
     `top_p` keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p` (Holtzman et al.
     2020), so it keeps at least one token.

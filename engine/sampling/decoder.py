@@ -1,6 +1,7 @@
 """Runs a model token by token with its caches, on the ranks of a tp x pp x ep grid.
 
-No tokens are dropped, because an expert's capacity depends on the length of the whole sequence, which is not known yet.
+No tokens are dropped, because an expert's capacity depends on the length of the sequence, and this length is not known
+until generation ends.
 
 Shapes: B sequences, Q new tokens, s tokens (with padding) of this rank's slice, D model, V vocabulary.
 """
@@ -54,7 +55,8 @@ class Decoder:
         self.chooser = world.grid.rank(pp=world.grid.pp - 1)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load the weights of a checkpoint of any layout. Collective; raises RefusedError on all ranks."""
+        """Load the weights of a checkpoint that was saved in any layout. Collective; if loading fails, all ranks raise
+        RefusedError."""
         restore(checkpoint, State([self.stage], None, self.world))
 
     @torch.no_grad()
@@ -88,5 +90,5 @@ class Decoder:
 
 
 def whole_vocabulary(logits_BQv: Tensor, tp: Axis) -> Tensor:
-    """Gather the parts [B, Q, V/tp] of the tp ranks to [B, Q, V]."""
+    """All-gather the parts [B, Q, V/tp] of the tp ranks into [B, Q, V]."""
     return tp.all_gather(logits_BQv).movedim(0, 2).flatten(2)

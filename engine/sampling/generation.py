@@ -18,7 +18,8 @@ from engine.sampling.settings import Choice
 
 
 class CachedModel(Protocol):
-    """A model with caches. `chooser` is the rank that chooses tokens; it holds the last stage."""
+    """A model that keeps attention caches between passes. `chooser` is the rank that chooses tokens; it holds the last
+    stage."""
 
     world: World
     caches: Caches
@@ -41,12 +42,12 @@ class Generated:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second, all sequences together."""
+        """Prompt tokens per second, over all sequences."""
         return len(self.tokens) * self.prompt_tokens / self.prefill_s
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens per second, all sequences together, not counting the first token of each; None if there are
+        """Generated tokens per second, over all sequences, without the first token of each sequence; None if there are
         no other tokens."""
         count = len(self.tokens) * (len(self.tokens[0]) - 1)
         return count / self.decode_s if count else None

@@ -1,4 +1,5 @@
-"""The request that a command sends to the ranks that generate text, and their callbacks for the result. Torch-free."""
+"""The request that a command passes to the ranks that generate text, and the callbacks by which the ranks report the
+result. Torch-free."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ OnGenerated = Callable[["Generated", int, int], object]
 
 @dataclass(frozen=True)
 class Request:
-    """The prompt, weights and settings of a generation. `end`: the token after which generation stops."""
+    """The prompt, weights and settings for generating a text. `end`: the token after which generation stops."""
 
     layout: Layout
     checkpoint: Checkpoint

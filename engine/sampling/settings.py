@@ -1,5 +1,5 @@
-"""Settings for generating text from a checkpoint: a layout with one rank or a tp x pp x ep grid, and the choice of
-tokens. Torch-free."""
+"""Settings for generating text from a checkpoint: a layout with one rank or a tp x pp x ep grid, and how tokens are
+chosen. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ WITHOUT_AUX = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The method of choosing tokens. `temperature` 0 is greedy. `top_k` and `top_p` are applied in this order, after
-    the temperature; None: all tokens."""
+    """How tokens are chosen. With `temperature` 0, decoding is greedy. The temperature is applied first, then `top_k`,
+    then `top_p`; if one of the last two is None, it excludes no tokens."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -23,7 +23,7 @@ class TextStream:
         self._given = 0  # bytes that the decoder has received
 
     def add(self, token: int) -> str:
-        """The text that is complete after one more token; it may be empty."""
+        """Add one token, and return the text that is now complete; it may be empty."""
         self._ids.append(token)
         whole = self._tokenizer.decode(self._ids)
         # A token may end inside a character: until the rest arrives, the tokenizer decodes a replacement

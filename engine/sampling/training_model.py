@@ -1,5 +1,4 @@
-"""The model of a live training run as a model with caches, in any layout of the run.
-
+"""Runs the model of a live training run with attention caches, so that it can generate text, in any layout of the run.
 Replicas and cp ranks all run the same tokens: each cp rank runs the whole text, because a text of a few tokens cannot
 be split over cp as in training. The tokens of a pass are padded to a multiple of tp.
 
@@ -21,7 +20,7 @@ from engine.sharding.pipeline_schedules import ACTIVATIONS
 
 class TrainingModel:
     """The stages of this rank, with caches for one sequence of at most `positions` tokens. `chooser` is the rank that
-    chooses tokens. The weights must be gathered as for a step."""
+    chooses tokens. The caller must gather the weights first, as it does for a training step."""
 
     def __init__(self, layout: Layout, stages: list[Stage], world: World, positions: int):
         self.world = world
@@ -31,8 +30,8 @@ class TrainingModel:
         self.caches = Caches(stages, layout.model, 1, positions, dtype, world.device)
 
     def run(self, tokens_BQ: Tensor) -> Tensor | None:
-        """Run the next tokens. Returns the logits of the last token, [B, 1, V], on the ranks of the last stage, and
-        None on other ranks. Collective over all ranks."""
+        """Run the model on the next tokens. Returns the logits of the last token, [B, 1, V], on the ranks of the last
+        stage, and None on other ranks. Collective over all ranks."""
         count, tp = tokens_BQ.shape[1], self.world.tp
         with self.caches.next(count):
             logits_BQv = self._forward.run(F.pad(tokens_BQ, (0, -count % tp.size)))

@@ -16,7 +16,7 @@ from engine.parallel.local_shards import local_shard
 
 
 class _Initial(NamedTuple):
-    """Initial values of a parameter, and its number of rows before FSDP shards it."""
+    """A parameter's initial values, and its number of rows before FSDP shards it."""
 
     values: InitialValues
     rows: int
@@ -39,7 +39,8 @@ class Unfilled:
 
     @torch.no_grad()
     def fill(self, axis_of: Callable[[str], Axis], device: torch.device) -> None:
-        """Allocate this rank's shards on `device` and fill them. `axis_of` returns the axis that shards a parameter."""
+        """Allocate this rank's shards on `device` and fill them. `axis_of` returns the axis over which the parameter
+        with the given name is sharded."""
         for stage, initials in zip(self._stages, self._initials, strict=True):
             if not initials:
                 continue
@@ -51,9 +52,9 @@ class Unfilled:
 
 
 def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. `nn.Module._apply` replaces
-    the parameters; FSDP2 overrides this method and adopts the new parameters, as in `to_empty`. A weight that two
-    modules share stays shared."""
+    """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. Like `to_empty`, this uses
+    `nn.Module._apply`, which replaces the parameters; FSDP2 overrides the method so that it uses the new ones. A weight
+    that two modules share stays shared."""
     by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):

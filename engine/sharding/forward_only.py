@@ -1,7 +1,7 @@
 """Runs sequences forward through all pipeline stages, one stage after another, without a schedule and without a
 backward pass.
 
-Validation and the generation of text use this between two training steps.
+This runs between two training steps, for validation and for generated text.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -19,7 +19,8 @@ from engine.sharding.pipeline_schedules import ACTIVATIONS
 
 
 class ForwardOnly:
-    """Forward passes over the stages of a run. `stages` are the stages of this rank, in order."""
+    """Runs forward passes without backward passes over all stages of a model. `stages` are the stages of this rank, in
+    order."""
 
     def __init__(self, layout: Layout, stages: Sequence[Stage], world: World):
         self._layout, self._world = layout, world

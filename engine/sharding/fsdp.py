@@ -44,8 +44,8 @@ class Shards:
 
     With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
     overlaps with the computation of others, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied
-    head belong to the stage's own unit. Without `by_block`, a stage is one unit and its experts are another. A pipeline
-    reduces once per step, when no computation is left to overlap with, so fewer units are faster.
+    head belong to the root unit of their stage. Without `by_block`, a stage is one unit and its experts are another. A
+    pipeline reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
     FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
     Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage,
@@ -111,12 +111,12 @@ class Shards:
 
     def _prefetch(self) -> None:
         """In ZeRO 3, each block starts gathering its experts and the next unit before it computes. By default, FSDP2
-        gathers a unit only when the host reaches it. With ep, the host would first wait for the row counts of the
-        all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding unit is early
-        enough.
+        gathers a unit only when the host reaches it; with ep, this would be after the host has waited for the row
+        counts of the all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding
+        unit is early enough.
 
-        Experts prefetch nothing, because under full recompute their forward pass runs again in the backward pass of
-        their block.
+        Experts prefetch no other unit: with full recompute, their forward pass also runs in the backward pass of their
+        block.
         """
         sharded = {unit.module for unit in self._units}
         for root in self._roots:
@@ -128,22 +128,22 @@ class Shards:
                 module.set_modules_to_forward_prefetch([*own, *([following] if following else [])])
 
     def use_zero(self, zero: int) -> None:
-        """Set the ZeRO stage for the next step. In every ZeRO stage, a pipeline stage's own unit stays gathered after
-        its forward pass."""
+        """Set the ZeRO stage for the next step. In every ZeRO stage, the root unit of a pipeline stage stays gathered
+        after its forward pass."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """If the ZeRO stage is below 3, start gathering all units at the start of a step. Each unit waits for its
-        gather when it runs."""
+        """If the ZeRO stage is below 3, start gathering all units at the start of a step. The forward pass of a unit
+        waits for its gather."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
 
     def release(self) -> None:
-        """Free the gathered units after a forward pass that has no backward pass, such as that of validation."""
+        """Free the gathered units after a forward pass that has no backward pass, such as in validation."""
         for unit in self._units:
             unit.finish_gather()
             unit.module.reshard()
@@ -194,7 +194,7 @@ def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
-    """Whether a parameter belongs to an expert, by the parameter's name."""
+    """For each parameter name, whether the parameter belongs to an expert."""
     inside = {
         f"{prefix}.{name}"
         for stage in stages
@@ -206,7 +206,8 @@ def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
 
 
 def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Parameters replicated over tp whose gradients cover one slice of the sequence: norms, routers, shared experts."""
+    """Parameters that are replicated over tp, so that each tp rank has a gradient for only its slice of the sequence:
+    norms, routers, shared experts."""
     experts = is_expert(stages)
     for name, parameter in named_parameters(stages):
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())

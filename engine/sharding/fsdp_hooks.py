@@ -42,8 +42,8 @@ class FsdpUnit:
     def accumulate(self) -> None:
         """Accumulate the gradients of a micro-batch in the reduction dtype, as FSDP2 does after a full backward pass.
 
-        FSDP2 does not process the weight gradients of a split backward pass, and autograd would sum them in the dtype
-        of the weights. In bf16, the relative error of the sum of 8 micro-batches would then be 2e-3.
+        FSDP2 does not do this for the weight gradients of a split backward pass, so autograd would sum them in the
+        dtype of the weights. In bf16, the relative error of the sum of 8 micro-batches would then be 2e-3.
         """
         for group in param_groups(self.module):
             for parameter in group.fsdp_params:
@@ -51,7 +51,8 @@ class FsdpUnit:
                 parameter.to_accumulated_grad_if_needed()
 
     def name(self, number: int, names: Mapping[nn.Parameter, str]) -> None:
-        """Store the unit's index, and the offset of each parameter in the unit's flat gradient."""
+        """Set the unit's index to `number`, and record the name and the offset of each parameter in the unit's flat
+        gradient."""
         self.number, self.segments = number, []
         start = 0
         for group in param_groups(self.module):
@@ -62,15 +63,16 @@ class FsdpUnit:
                 start += prod(shape)
 
     def finish_gather(self) -> None:
-        """Wait for a gather that no forward pass has used, because otherwise the next forward pass would use the
-        outdated weights that it gathered. For example, validation gathers averaged weights of all units, but does not
+        """Wait for a gather that no forward pass has used. Otherwise the next forward pass would use the result of this
+        gather, which is outdated by then. For example, validation gathers averaged weights of all units, but does not
         run the layers of multi-token prediction."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
 
     def forget_forwards(self) -> None:
-        """Forget the forward passes since the last backward pass. FSDP2 records them to prefetch units in the backward
-        pass, and would gather units for forward passes that have no backward pass."""
+        """Forget the forward passes since the last backward pass. FSDP2 records forward passes in order to prefetch
+        units in the backward pass. Without this call, it would also prefetch for forward passes that have no backward
+        pass."""
         for group in param_groups(self.module):
             group._post_forward_indices.clear()
             group.comm_ctx.post_forward_order.clear()
@@ -108,7 +110,7 @@ class GradientReductions:
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
         """Add a reduction that has just started. The previous reduction is finished first, so that at most two
-        reductions have buffers and a rank keeps only one copy of its shard's gradients."""
+        reductions hold buffers and a rank keeps only one copy of the gradients of its shard."""
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
             finish()  # one by one, because all ranks must start these sums in the same order
@@ -119,7 +121,8 @@ class GradientReductions:
             finish()
 
     def _store(self) -> None:
-        """Add the oldest unfinished gradient to the sum of earlier micro-batches."""
+        """Wait for the oldest reduction that has not finished, and add its gradient to the sum over the earlier
+        micro-batches."""
         unit, output, reduce_scatter, written = self._unfinished.pop(0)
         if reduce_scatter:
             reduce_scatter.wait()

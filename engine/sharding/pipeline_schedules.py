@@ -48,7 +48,8 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A pipeline stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
+    """A pipeline stage whose actions and sends are metered, and which sums gradients in the same way under every
+    schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -131,7 +132,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for a single stage: it runs one micro-batch after another."""
+    """The plan for a model in a single stage: runs one micro-batch after another."""
 
     def __init__(
         self,
@@ -163,8 +164,8 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for several stages: it runs a torch schedule. A stage's gradients are reduced after the stage's last
-    backward pass."""
+    """The plan for a pipeline of several stages: runs a schedule of `torch.distributed.pipelining`. A stage's gradients
+    are reduced after the stage's last backward pass."""
 
     def __init__(
         self,

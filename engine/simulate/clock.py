@@ -1,7 +1,6 @@
 """The times of a simulated step: predicted times of pipeline actions, adjusted to the conditions of each rank.
 
-The predicted times come from `engine.planner.timing.step.predict`. The schedule is simulated for all pipelines
-together.
+The predicted times come from `engine.planner.timing.predict`. The schedule is simulated for all pipelines together.
 """
 
 from dataclasses import dataclass, replace

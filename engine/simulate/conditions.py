@@ -13,7 +13,7 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Conditions:
-    """The condition of all ranks in one step. `compute` and `network` are factors on predicted times, [rank]."""
+    """What affects each rank in one step. `compute` and `network` are factors on the predicted times, [rank]."""
 
     compute: NDArray[np.float64]
     network: NDArray[np.float64]

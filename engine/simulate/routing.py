@@ -107,10 +107,10 @@ class Router:
     def _dropped(
         self, shares: NDArray[np.float64], counts: NDArray[np.int64], factor: float | None
     ) -> NDArray[np.int64]:
-        """Number of token-expert pairs beyond the capacity. An expert takes at most `factor` times an even share of
-        each sequence. The number of pairs that an expert receives from a sequence is assumed to be normally
-        distributed; its variance is the sum of the variance of random choices and the variance between sequences
-        (`UNEVEN`)."""
+        """Number of token-expert pairs beyond the capacity: from each sequence, an expert takes at most `factor` times
+        an equal share of the sequence's pairs. The number of pairs that an expert receives from a sequence is assumed
+        to be normally distributed; its variance is the sum of the variance of random choices and the variance between
+        sequences (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k

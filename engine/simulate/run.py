@@ -69,7 +69,7 @@ def simulate_layout(
 
 
 def _does_not_fit(simulator: Simulator) -> Iterator[str]:
-    """A warning if the layout does not fit into the devices' memory. Such a layout is still simulated."""
+    """A warning if the layout does not fit into the devices' memory. The simulation runs nevertheless."""
     memory, capacity = simulator.planned.memory, simulator.hardware.device.memory_bytes
     if not memory.fits(capacity):
         yield f"the layout {memory.sentence(capacity)}; it is simulated anyway"

@@ -58,7 +58,7 @@ class Straggler(Event, frozen=True, kw_only=True):
 
 
 class Throttle(Event, frozen=True, kw_only=True):
-    """The devices of a node overheat and throttle their clocks. They compute slowly and report the throttling."""
+    """The devices of a node overheat and throttle their clocks, so they compute slowly and report the throttling."""
 
     node: Annotated[Natural, "the throttled node"]
     factor: Annotated[Factor, "factor on the time of its computation"] = 1.4
@@ -85,7 +85,7 @@ class Lost(Event, frozen=True, kw_only=True):
 
 
 class Hang(Event, frozen=True, kw_only=True):
-    """One rank hangs in its computation; it still sends pulses. All others wait for it."""
+    """One rank hangs in its computation; it still sends pulses. All other ranks wait for it."""
 
     rank: Annotated[Natural, "the rank that hangs"]
     seconds: Annotated[

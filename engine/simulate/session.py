@@ -198,7 +198,8 @@ class Session:
         self._on_summary(summary)
 
     def _note(self, found: Simulated) -> None:
-        """Pass the step to the previewer. The times of actions are passed at most every `NOTED_EVERY_S` seconds."""
+        """Pass the step to the previewer. Rank 0's memory and the durations of pipeline actions are passed at most
+        every `NOTED_EVERY_S` seconds."""
         self._previewer.note(found.summary, found.routed.load.tolist() if found.routed else ())
         self._ranks.send(self._previewer.take_events())
         now, piped = time.monotonic(), self._layout.grid.pp > 1
@@ -223,8 +224,8 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination, for the ranks whose message is due. The rate of these messages does not
-        depend on the speed of the steps."""
+        """The all-to-all bytes by destination, for the ranks whose message is due. However short the steps are, at most
+        `PEERS_PER_S` of these messages are sent per second."""
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
             self._peers_s = now

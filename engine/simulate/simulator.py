@@ -36,7 +36,7 @@ LEAK_LIMIT = 0.99  # share of a device's memory that a leak can fill
 
 @dataclass(frozen=True)
 class Plan:
-    """The knob values that change the work of a step and are not in `KnobValues`."""
+    """Values of the knobs that are not part of `KnobValues` but affect the duration of a step."""
 
     schedule: str
     micro_batches: int
@@ -177,7 +177,8 @@ class Simulator:
         return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also stores the imbalance."""
+        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also sets `_imbalance`: the
+        highest load of an ep rank over the mean load, averaged over the MoE layers."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)

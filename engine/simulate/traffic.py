@@ -60,9 +60,9 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step: axis -> [rank]. The rows of experts are not included. The bytes are
-    computed for rank 0, the leader, and for the last rank at each pp coordinate; all others are assumed to send as much
-    as the last rank with their pp coordinate."""
+    """Bytes that each rank sends in a step: axis -> [rank], without the token rows that it sends to experts. The bytes
+    are computed for rank 0, the leader, and for the last rank at each pp coordinate; all others are assumed to send as
+    much as the last rank with their pp coordinate."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

@@ -1,4 +1,5 @@
-"""The newest collectives of this process, from torch's flight recorder (on unless TORCH_FR_BUFFER_SIZE is 0)."""
+"""Reads the newest collectives of this process from torch's flight recorder, which is on unless TORCH_FR_BUFFER_SIZE
+is 0."""
 
 import json
 from typing import Any

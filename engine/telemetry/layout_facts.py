@@ -1,4 +1,4 @@
-"""Facts of a layout that ranks send with their hello. Torch-free."""
+"""Facts about a layout, which ranks send in their hello message. Torch-free."""
 
 from agents.protocol import Value
 from engine.config.layout import Layout
@@ -8,8 +8,8 @@ from engine.planner.workload.transformer import Transformer
 
 
 def layout_facts(layout: Layout) -> dict[str, Value]:
-    """Constant facts of the run that follow from its layout. The number of parameters of the user's own model is None,
-    because its code is not loaded here."""
+    """Constant facts about the run that follow from its layout. For a model whose code the user supplies, the number of
+    parameters is None, because that code is not loaded here."""
     model, train = layout.model, layout.train
     transformer = None if model.own else Transformer.of(model)
     return {

@@ -37,7 +37,8 @@ from engine.train.optimization.weight_average import WeightAverage
 
 
 class Computation:
-    """Model stages, data, pipeline and optimizer of one rank. Each step reads the current `knob_values`.
+    """Model stages, data, pipeline and optimizer of one rank. Each step uses the values that `knob_values` has at that
+    time.
 
     The constructor is collective over the default process group: it creates process groups and compares the ranks'
     corpora.
@@ -118,7 +119,7 @@ class Computation:
 
     def forward_backward(self, step: int) -> Tensor:
         """Run all micro-batches of a step and return this rank's loss. Afterwards the gradients are complete and not
-        yet clipped. Carries out a requested expert placement first.
+        yet clipped. If an expert placement has been requested, it is carried out first.
         """
         if self.expert_placement:
             with self._meter.phase("expert placement"):
@@ -163,16 +164,16 @@ class Computation:
             self._epochs[source] = max(before, highest)
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of cross-entropies divided by the number of tokens in the global batch. The loss is normalised only
-        here."""
+        """Sum of cross-entropies divided by the number of tokens in the global batch. The loss is not normalised
+        anywhere else."""
         # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
         scale = self.knob_values.loss_scale / tokens
         return training_loss(logits, targets, self.world.tp, scale, self._layout.train.mtp_weight)
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's part of the job's loss. It is 0 on all tp ranks except tp rank 0, because all tp ranks compute
-        the same loss."""
+        """What this rank adds to the sum over all ranks that is the job's loss. It is 0 on all tp ranks except tp rank
+        0, because all tp ranks compute the same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:

@@ -14,8 +14,9 @@ from engine.train.computation import Computation
 def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterator[None]:
     """Context manager for forward passes without gradients, which do not affect training. Collective on entry and exit.
 
-    The weights are gathered as for a step; if the run keeps averaged weights, these are used. Meter readings are kept
-    separate from those of the step. Inside the context, knobs have the values in `values`, and nothing is recomputed.
+    The weights are gathered as for a training step. If the run keeps averaged weights, these are used instead of the
+    current weights. Meter readings are kept separate from those of the step. Inside the context, knobs have the values
+    in `values`, and nothing is recomputed.
     """
     knobs = computation.knob_values
     values["recompute"] = "none"

@@ -1,4 +1,4 @@
-"""Measurements of a run, on one rank: step records, job summaries, expert load, pipeline idle time."""
+"""Reports the measurements of one rank: step records, job summaries, expert load, pipeline idle time."""
 
 import time
 from collections.abc import Callable
@@ -42,8 +42,8 @@ class Reporting:
         self._loads_sent_s = 0.0
 
     def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
-        """Send this rank's record of a step. If the hub samples this step, also send the bytes by peer and the
-        timeline."""
+        """Send this rank's record of a step. If the hub samples this step, also send the timeline and the bytes sent to
+        each peer."""
         readings, number = self._meter.readings, conditions.step
         record = self._records.step(readings, measured, conditions)
         self._agent.send(record)
@@ -57,7 +57,8 @@ class Reporting:
             self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations, busy_s)
 
     def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
-        """Start gathering the step's summary on rank 0. `publish` completes the summary after the next step."""
+        """Start gathering the step's summary on rank 0. The summary is completed by `publish`, which is called after
+        the next step."""
         self.summaries.gather(self._meter.readings, measured, conditions)
 
     def publish(self) -> Summary | None:

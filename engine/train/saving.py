@@ -76,7 +76,8 @@ class Saving:
         return self.checkpoints.request if self.checkpoints else None
 
     def request(self, signalled: bool) -> None:
-        """Request a save at the end of this step if a signal asked for one. `signalled` must be equal on all ranks."""
+        """If `signalled`, that is, if a signal requested a checkpoint, save at the end of this step. `signalled` must
+        be equal on all ranks."""
         if self.checkpoints and signalled:
             self.checkpoints.request()
             if self._leads:
@@ -113,7 +114,8 @@ class Saving:
                 self.checkpoints.save(done)
 
     def save_while_paused(self, done: int, last: bool) -> None:
-        """Start a save during a pause if an operator requested one, or if the run is about to end and a save is due."""
+        """During a pause, start a save if an operator requested one, or if the run is about to end and a save is
+        due."""
         if self.checkpoints and (self.checkpoints.requested or last) and self.checkpoints.due(done, last):
             self.checkpoints.save(done)
 

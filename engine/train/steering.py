@@ -92,7 +92,7 @@ class Steering:
         self.vote.history += manifest.history
 
     def introduce(self, step: int) -> None:
-        """Send this rank's hello and, on the leader, the knob board."""
+        """Send this rank's `hello` record and, on the leader, the knob board."""
         board = knob_board(self.board) if self._world.rank == LEADER else None
         rank = hello(
             self._layout,

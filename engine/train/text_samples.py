@@ -42,8 +42,8 @@ class TextSample:
 
 
 class TextSamples:
-    """Generates the text of [sample]. Rank 0 sends each text as an event and passes it to `on_sample`. Raises
-    RefusedError."""
+    """Generates texts as the layout's section [sample] specifies. Rank 0 sends each text as an event and passes it to
+    `on_sample`. Raises RefusedError."""
 
     def __init__(
         self,

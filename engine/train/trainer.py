@@ -24,8 +24,9 @@ from engine.train.validation import Validation
 
 
 class Trainer:
-    """Trains a layout on one rank. Needs an initialised default process group of the layout's world size. If the group
-    uses NCCL, the trainer computes on this process's current GPU, else on the CPU.
+    """Trains the model that `layout` describes, as one rank of the run. The default process group must be initialised
+    and have as many ranks as the layout. If the group uses NCCL, the trainer computes on this process's current GPU,
+    else on the CPU.
 
     - `on_step`: called with this rank's own record after each step.
     - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
@@ -173,8 +174,8 @@ class Trainer:
     def hold(self, step: int) -> bool:
         """Wait after `step` while the run is paused. Returns whether the run must stop.
 
-        While they wait, the ranks repeat the vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they still
-        receive commands, and no collective waits long enough to time out.
+        During the pause, the ranks vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they still receive
+        commands, and no collective waits long enough to time out.
         """
         steering = self.steering
         if not steering.run_actions.paused:
@@ -197,7 +198,7 @@ class Trainer:
         self._stopping = True
 
     def close(self) -> Summary | None:
-        """Complete saves, traces and the last step's summary. Returns the summary on rank 0.
+        """Complete the last step's summary, and finish the traces and saves in progress. Returns the summary on rank 0.
 
         All ranks must call this before they destroy the process group: gloo aborts a process that destroys a group
         while a collective runs. A second call does nothing.

@@ -1,8 +1,8 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
-python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter bench (plan, scale, screens, simulate, hour);
+python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter benchmark (plan, scale, screens, simulate, hour);
 --memory, --relays: memory of the hub, or only relays (scale); --pairs: pairs in the wrong order (plan).
-Without names: all benches.
+Without names, it runs all benchmarks.
 """
 
 import sys

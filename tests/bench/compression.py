@@ -1,4 +1,4 @@
-"""Loss against bytes for each method of gradient compression: one demo run with two replicas for each.
+"""Compares loss and bytes sent for each gradient compression method, with one demo run of two replicas per method.
 
     python -m tests.bench.compression FOLDER [STEPS]
 
@@ -80,19 +80,19 @@ def measure(context: RankContext, folder: Path, steps: int) -> None:
 
 
 def loss_and_bytes(run: Run) -> tuple[float, float]:
-    """The mean loss of the last 20 steps, and the mean of the bytes that a rank sends per step."""
+    """The mean loss of the last 20 steps, and the mean bytes per step that a rank sends for the replica reduction."""
     return fmean(run["loss"][-20:]), fmean(run["bytes"])
 
 
 def row(name: str, run: Run, plain: Run) -> str:
-    """A row of the table."""
+    """One row of the Markdown table."""
     (loss, sent), (base, full) = loss_and_bytes(run), loss_and_bytes(plain)
     return f"| `{name}` | {sent / 1e6:.3f} | {full / sent:.1f} | {loss:.4f} | {loss - base:+.4f} |"
 
 
 def picture(runs: dict[str, Run]) -> str:
-    """An SVG with a row for each method, fewest bytes last: a dot at its loss, and how many times fewer bytes it sends
-    than `none`. A band covers the losses of the runs without compression."""
+    """An SVG with one row per method, fewest bytes last: a dot at the method's loss, and the factor by which it reduces
+    the bytes that `none` sends. A band covers the losses of the runs without compression."""
     found = sorted(((name, *loss_and_bytes(run)) for name, run in runs.items()), key=lambda of: -of[2])
     full = found[0][2]
     low, high = min(loss for _, loss, _ in found), max(loss for _, loss, _ in found)

@@ -8,8 +8,8 @@ weight n^-0.75, so that no source outweighs all others. A weak penalty on factor
 from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
 The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
-releases, one source at a time for unknown releases. The intervals of ratios of two times, which decide whether the
-order of two layouts is certain, are quantiles of the errors of pairs whose source is left out.
+releases, one source at a time for unknown releases. The intervals for the ratio of two step times decide whether it is
+certain which of two layouts is faster. They are quantiles of the errors of pairs whose source is left out.
 """
 
 import re
@@ -51,7 +51,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class Fit:
-    """The fitted efficiencies of each hardware generation and factors of each framework release."""
+    """The fitted efficiencies of each hardware generation, and the fitted factor of each framework release."""
 
     efficiency: Mapping[str, Efficiency]
     factors: Mapping[str, float]
@@ -73,7 +73,7 @@ class Fit:
 
 
 def raw_prediction(row: Row, efficiency: Efficiency) -> Prediction:
-    """The prediction of a step without the factor of the release."""
+    """The predicted step of a row, without the factor of its release."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits)
@@ -90,8 +90,8 @@ def stored_fit() -> Fit:
 def fit(
     of: Sequence[Row], start: Fit, rounds: int = 15, say: Callable[[str], object] = lambda _: None
 ) -> Fit:
-    """The efficiencies and factors that fit the rows best. The Jacobian has six columns for each generation, which are
-    zero in the rows of other generations, then a column for each factor."""
+    """Fit the efficiencies of each GPU generation and the factors of each release to the rows. The Jacobian has six
+    columns for each generation, which are zero in the rows of other generations, then a column for each factor."""
     generations, releases = sorted({row.generation for row in of}), sorted({row.release for row in of})
     mine = np.array([generations.index(row.generation) for row in of])
     whose = np.array([releases.index(row.release) for row in of])
@@ -174,8 +174,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
 
 
 def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
-    """The interval of measured / predicted that holds the middle share `HELD` of the rows, by generation and kind of
-    model."""
+    """For each generation and kind of model, the interval of measured / predicted that contains the central share
+    `HELD` of the rows."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)
@@ -192,7 +192,7 @@ def write(
     new: Mapping[tuple[str, str], tuple[float, float]],
     order: Mapping[bool, float],
 ) -> None:
-    """Write efficiency.toml and order.toml, and the factors into releases.toml. `order`: limits of
+    """Write efficiency.toml and order.toml, and the factors into releases.toml. `order`: the limits from
     `tests.bench.planner.order.calibrated`."""
     lines = [
         "# Attained shares of peaks by hardware generation, and the interval: measured over predicted seconds of the",

@@ -19,7 +19,7 @@ def _address(endpoint: str) -> tuple[socket.AddressFamily, Address]:
 
 
 class Forwarder:
-    """Forwards bytes between `endpoint` and `target`, an ``ipc://`` or ``tcp://`` URL.
+    """Forwards bytes between its own `endpoint` and `target`. Both are ``ipc://`` or ``tcp://`` URLs.
 
     `cut` is a partition: no data are forwarded, but connections stay open. After `heal`, the data sent in the meantime
     are delivered, as over TCP. `tear` ends every connection.

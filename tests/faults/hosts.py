@@ -30,7 +30,7 @@ class Host:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """A context in which this thread, new threads, and their sockets belong to this host."""
+        """A context in which this thread, and the threads and sockets that it creates, belong to this host."""
         libc = ctypes.CDLL(None, use_errno=True)
         with Path("/proc/thread-self/ns/net").open() as home, Path(f"/run/netns/{self.name}").open() as there:
             for namespace in (there, home):

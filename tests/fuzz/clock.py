@@ -1,4 +1,4 @@
-"""A fake clock that advances only when an input says so. Waiting therefore takes no time, and a failure is
+"""A fake clock that advances only when the fuzz input says so, so that waiting takes no real time and every failure is
 reproducible.
 """
 

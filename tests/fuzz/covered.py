@@ -19,7 +19,8 @@ RENEWED = 250
 
 
 def lines_of(code: CodeType) -> set[int]:
-    """The lines of all functions in a module's code; lines of modules and classes run at import and are not counted."""
+    """The lines of all functions in a module's code. Module and class bodies run at import, so their lines do not
+    count."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     functions = [one for one in inner if one.co_flags & inspect.CO_NEWLOCALS]
     found = {
@@ -32,7 +33,7 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """The reached lines and all lines of each module that was reached, by file."""
+    """The executed lines and all lines of each module that was entered, by file."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -28,7 +28,7 @@ FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a file system i
 
 
 class Files:
-    """The target for files of a run folder and a key folder."""
+    """The fuzz target for the files in a run folder and in a key folder."""
 
     def __init__(self) -> None:
         self.fed = 0

@@ -36,7 +36,7 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame with one message. Usually the message has the rank of its sender."""
+    """A frame with one message. A message with a rank field usually has the rank of its sender there."""
     made = message(kind, random)
     if random.random() < 0.7:  # values with which the run continues, so that later steps reach more code
         if kind is Hello:
@@ -108,7 +108,7 @@ def _files() -> list[bytes]:
 
 
 def changed(target: str, data: bytes, random: Random) -> bytes:
-    """A random change of an input."""
+    """`data` with a random mutation, of a kind that suits the fuzz target."""
     if target in STEPPED:
         made = _changed_steps(data, random)
     elif target == "files":

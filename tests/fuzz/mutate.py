@@ -14,7 +14,7 @@ DEEPEST = 2000  # maximum depth of nested arrays; a greater depth only makes fra
 
 
 class Pairs(list[object]):
-    """A map as a list of keys and values. Unlike a dict, it may contain a key twice."""
+    """A map as a flat list of alternating keys and values. Unlike a dict, it may contain a key twice."""
 
 
 class Packed(bytes):
@@ -52,7 +52,8 @@ def _head(short: int, long: int, count: int) -> bytes:
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """`data` with one mutation, usually of a node of its tree, sometimes of its bytes."""
+    """`data` with one to four random changes to nodes of its decoded tree, and sometimes to the packed bytes too. If
+    `data` cannot be decoded, only its bytes are changed."""
     try:
         tree = [unpack(data)]
     except ValueError:

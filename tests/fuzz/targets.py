@@ -57,7 +57,7 @@ class Target(Protocol):
 
 
 def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The steps of an input. An input that is not a list of steps is a single frame."""
+    """Decode an input into its steps. An input that is not a list of steps counts as a single frame."""
     try:
         steps = msgpack.unpackb(data)
         for what, who, payload in steps[:STEPS]:
@@ -87,7 +87,7 @@ def bounded(root: object) -> None:
 
 
 def sent_well(frame: bytes) -> None:
-    """Check that the peer accepts `frame`, which this side sent, no matter what it received before."""
+    """Check that a frame which the code under test sends is valid: not too long, and without unknown messages."""
     assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
@@ -96,7 +96,8 @@ def sent_well(frame: bytes) -> None:
 
 
 class Decode:
-    """`codec.decode` returns messages that can be encoded again, or raises one sentence; `codec.skim` agrees."""
+    """`codec.decode` returns messages that can be encoded again, or raises an error of one sentence; `codec.skim`
+    agrees with it."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -218,7 +219,7 @@ class HubTarget:
 
 
 class ClientTarget:
-    """A client and a cockpit's store, with a hub that sends anything."""
+    """A client and a cockpit's store, with a hub that sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -265,7 +266,7 @@ class ClientTarget:
 
 
 class LinkTarget:
-    """An agent's hub link, with a hub that sends anything."""
+    """An agent's hub link, with a hub that sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -310,7 +311,7 @@ class LinkTarget:
 
 
 class RelayTarget:
-    """A relay between ranks and a hub that both send anything."""
+    """A relay between ranks and a hub that both send arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0

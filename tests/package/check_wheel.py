@@ -97,7 +97,7 @@ def check_origin(installed: Installed) -> None:
 
 
 def check_demo(installed: Installed) -> None:
-    """Check that `cockpit demo` opens its screen with its style sheet, and that the simulated run makes steps."""
+    """Check that `cockpit demo` opens its screen with its style sheet, and that the simulated run advances."""
     words = ("cockpit", "demo", "--simulate", "deepseek-v3", "--speed", "20", "--scenario", "straggler")
     print("$", " ".join(words), flush=True)
     demo = installed.start(*words, **HEADLESS)

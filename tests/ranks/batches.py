@@ -12,8 +12,8 @@ SIZE = 4  # maximum number of cases in a batch
 
 
 def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
-    """The batch of each case. A batch has either only quick cases or no quick cases, so that `make test` runs no slow
-    case."""
+    """Maps each case to its batch. A batch has either only quick cases or no quick cases, so that `make test` runs no
+    slow case."""
     batches = {}
     for kind, of_kind in (
         ("quick", [name for name in names if name in quick]),
@@ -25,7 +25,7 @@ def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[
 
 
 def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
-    """The cases as parameters of a test. All cases of a batch have the same xdist group."""
+    """The cases as pytest parameters. All cases of a batch have the same xdist group."""
     parameters = []
     for name in names:
         marks = [pytest.mark.xdist_group(batches[name])]

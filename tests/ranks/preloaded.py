@@ -1,4 +1,5 @@
-"""Imports what most programs of these tests need, in the process that `tests/ranks/program.py` forks them from."""
+"""Imports the modules that most of the tests' programs need, in the process from which `tests/ranks/program.py` forks
+them."""
 
 import os
 

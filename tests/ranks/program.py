@@ -1,5 +1,5 @@
-"""Programs that need torch, as forks of one process that has imported it: importing it takes three seconds of CPU, and
-dozens of tests start such programs.
+"""Runs programs that need torch as forks of one process that has already imported it. The import takes three seconds of
+CPU time, and dozens of tests start such programs.
 
 `Program` has the interface of `subprocess.Popen`, and `run` that of `subprocess.run`, as far as these tests need them.
 A program is a process of its own, with its own session, arguments, environment, output and exit status.
@@ -25,10 +25,10 @@ _SERVER.set_forkserver_preload(["tests.ranks.preloaded"])
 
 
 class Program:
-    """The process of `python WORDS ...`. `words` begin with ``-m MODULE`` or with the path of a script; ``-W ignore``
-    may precede these.
+    """A process that runs `python WORDS ...`. `words` begin with ``-m MODULE`` or with the path of a script;
+    ``-W ignore`` may precede these.
 
-    Standard error goes to the file `errors`, or else to a pipe. The program ends with the process that started it.
+    Standard error goes to the file `errors`, or else to a pipe. The program ends when the process that started it ends.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Program:
 def run(
     *words: str, timeout: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS ...` and wait for its end. Kills it and raises `subprocess.TimeoutExpired` after `timeout`
-    seconds."""
+    """Run `python WORDS ...` and wait for it to end. After `timeout` seconds, kill it and raise
+    `subprocess.TimeoutExpired`."""
     program = Program(*words, environ=environ)
     try:
         output, errors = program.communicate(timeout)
@@ -108,7 +108,7 @@ def run(
 
 
 def _text(pipe: Connection) -> IO[str]:
-    """The reading end of a pipe, as text."""
+    """The read end of a pipe, as a text stream."""
     with pipe:
         return open(os.dup(pipe.fileno()))
 

@@ -94,7 +94,7 @@ MakeCockpit = Callable[..., Cockpit]
 
 @pytest.fixture
 def make_cockpit(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCockpit]:
-    """Makes a cockpit on a fake run, by default with 160 steps."""
+    """A function that makes a `Cockpit` on a fake run, by default with 160 steps."""
     before = os.environ.get("TZ")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()

@@ -49,7 +49,7 @@ def _pending(app: App[None]) -> bool:
 
 
 async def press(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> None:
-    """Press each key after the screen shows the current store."""
+    """Wait until the screen shows the current store, press the keys one by one, and wait again."""
     await settle(cockpit, pilot)
     for key in keys:
         await pilot.press(key)

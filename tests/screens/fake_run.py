@@ -112,8 +112,8 @@ class FakeRun:
         yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
 
     def held(self, rank: int) -> dict[int, range]:
-        """The experts that a rank holds, by layer; stages divide the layers, and ep ranks divide the experts, both in
-        order."""
+        """The experts that a rank holds, by layer. Each stage has consecutive layers, and each ep rank consecutive
+        experts."""
         at = self.coords(rank)
         each, layers = self.experts // self.ep, -(-self.layers // self.pp)
         of_stage = range(at["pp"] * layers, min(self.layers, (at["pp"] + 1) * layers))
@@ -223,7 +223,7 @@ class FakeRun:
         return Timeline(rank, step, 320.0 + late, actions)
 
     def _peers(self, rank: int, step: int) -> Peers:
-        """The all-to-all bytes of a rank; without a hot peer they are nearly even. A rank sends `a2a_bytes` in all."""
+        """The all-to-all bytes of a rank; without a hot peer they are nearly even. They add up to about 512 KiB."""
         first = rank - self.coords(rank)["ep"]
         group = [peer for peer in range(first, first + self.ep) if peer != rank]
         weight = {
@@ -324,7 +324,8 @@ def wave(step: int, seed: int) -> float:
 
 
 def one_f_one_b(stages: int, micro: int) -> list[list[tuple[str, int, float, float]]]:
-    """1F1B with a forward of 1 and a backward of 2: (kind, micro-batch, start, end) by stage."""
+    """A 1F1B schedule in which a forward takes 1 and a backward 2 units of time. Lists for each stage its actions as
+    (kind, micro-batch, start, end)."""
     ready: dict[tuple[str, int, int], float] = {}
     lines: list[list[tuple[str, int, float, float]]] = [[] for _ in range(stages)]
     queues = []

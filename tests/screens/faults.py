@@ -1,4 +1,5 @@
-"""What must hold for every picture: lines that fit, no cut text, a whole next step, readable colours, a true footer."""
+"""What must hold for every picture: lines fit, status and titles are not cut, the diagnosis shows its whole advice,
+colours are readable, and the footer lists only keys that work."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class Colours:
 
 
 def _ends(segment: Segment) -> tuple[Color, Color] | None:
-    """The colours of letters and digits and of their background; None for other glyphs, such as bars and lines."""
+    """The text and background colours of a segment with letters or digits; None for other segments, such as bars and
+    lines, and for dim text."""
     style = segment.style
     if style is None or not any(letter.isalnum() for letter in segment.text):
         return None
@@ -133,7 +135,7 @@ def _screen_faults(app: CockpitApp, screen: RunScreen, lines: list[str]) -> Iter
 
 
 def _footer_faults(app: App[Any], line: str) -> Iterator[str]:
-    """The footer shows keys that work now, and not more than fit."""
+    """The footer shows only keys that work now, and no more than fit."""
     active = {app.get_key_display(one.binding) for one in app.screen.active_bindings.values() if one.enabled}
     for key in app.screen.query_one(FittedFooter)._keys():
         if key.shown not in active:

@@ -25,7 +25,7 @@ HOSTILE = {
 
 
 def hostile(value: Any) -> Any:
-    """The same update with hostile names."""
+    """A copy of an update with hostile names in place of its own."""
     if isinstance(value, str):
         return HOSTILE.get(value, value)
     if isinstance(value, Struct):

@@ -34,8 +34,8 @@ SHARDS = {"docs": "docs/train/*.md", "code": "engine/*/*.py", "held-out": "docs/
 
 @dataclass(frozen=True)
 class Picture:
-    """A run with `overrides` of the demo, and the keys to the screen that is drawn at its end. `curves`: the charts of
-    the curves screen. `change`: words of `cockpit set` at step CHANGE."""
+    """A run of the demo layout with `overrides`, and the keys that open the screen to draw when the run has ended.
+    `curves`: the charts of the curves screen. `change`: the changes that `cockpit set` makes at step CHANGE."""
 
     overrides: tuple[str, ...]
     keys: tuple[str, ...]

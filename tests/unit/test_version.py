@@ -1,4 +1,4 @@
-"""The option --version of both commands."""
+"""The `--version` option of both commands."""
 
 import tomllib
 from pathlib import Path

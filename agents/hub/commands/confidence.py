@@ -1,4 +1,4 @@
-"""Confidence interval for the ratio of the step times after a change to those before it.
+"""Confidence interval for the ratio between the step times after and before a change.
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
 ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into at

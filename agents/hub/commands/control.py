@@ -51,7 +51,8 @@ class Control:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal has read from disk. Called again if the file is opened later."""
+        """Load the commands that the journal has read from disk. Called again when the file is opened after an earlier
+        failure."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:

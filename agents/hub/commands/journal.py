@@ -62,7 +62,7 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether the file has been opened after an earlier failure. If so, `found` has the contents of the file."""
+        """Whether the file has been opened after an earlier failure. `found` then has the contents of the file."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""

@@ -1,7 +1,7 @@
 """The file of the command journal, an SQLite database in WAL mode with `synchronous=FULL`.
 
-The journal is a separate file, so that the recording never blocks it. If the file is removed, it is restored from the
-open connection.
+The journal is a separate file, so that writing the recording never blocks the journal. If the journal file is removed,
+it is restored from the open connection.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class JournalFile:
         return self._open_file.removed
 
     def put_back(self) -> None:
-        """Restore the removed file. Raises sqlite3.Error or OSError if that is not possible."""
+        """Restore the removed file. Raises sqlite3.Error or OSError if the file cannot be restored."""
         put_back(self._db, self._path)
         self._db = self._connect(BUSY_S)
         tables(self._db)  # reads from the database, so that SQLite opens its log and index

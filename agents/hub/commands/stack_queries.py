@@ -100,7 +100,7 @@ class StackQueries:
             current.answers[stacks.rank] = stacks
 
     def turn(self, now: float) -> None:
-        """Start or finish a collection if it is time to do so. `now`: monotonic time in seconds."""
+        """Start or finish a collection if that is due. `now`: monotonic time in seconds."""
         current = self._current
         if current and (not current.missing or now - current.began_s >= COLLECT_S):
             self._current, self._last = None, current

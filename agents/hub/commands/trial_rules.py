@@ -43,7 +43,7 @@ def _refusal(name: str, value: Value, knobs: Mapping[str, KnobState]) -> str:
 
 
 def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, str]:
-    """The trial with the measured comparison, and why the value must be reverted ("" if it is kept)."""
+    """The trial with the measured comparison, and why its values must be reverted ("" if they are kept)."""
     times = [step.step_ms for step in window]
     found = compared(entry.times, times)
     state = structs.replace(

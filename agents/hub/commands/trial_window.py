@@ -31,7 +31,8 @@ class Window:
         self._last: Summary | None = None
 
     def follow(self, summaries: Sequence[Summary], values: Changes) -> list[Measured]:
-        """The newest consecutive steps that ran with `values`, except the first steps after the switch to them."""
+        """The newest consecutive steps that ran with `values`, without the first steps after the switch to these
+        values."""
         new = self._new(summaries)
         if values != self._values or new is None:
             self._values, self._last, self._stride, new = dict(values), None, 0, summaries
@@ -42,8 +43,8 @@ class Window:
         return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
-        """Summaries since the last call; None if older summaries have appeared or steps were repeated; the window must
-        then restart.
+        """Summaries since the last call; None if the window must restart because older summaries have appeared or steps
+        were repeated.
         """
         if self._last is None or not summaries or summaries[0].step < self._oldest:
             return None

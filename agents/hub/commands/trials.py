@@ -8,7 +8,7 @@ change has its own id, so that no change is applied twice.
     before -> applying -> after -> kept
                                 -> reverting -> reverted
 
-A trial that cannot go on is settled as failed. If an operator ends a trial before the change is made, the trial is
+A trial that cannot continue is settled as failed. If an operator ends a trial before the change is made, the trial is
 settled as reverted.
 """
 
@@ -50,7 +50,8 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal has read from disk. Called again if the file is opened later."""
+        """Load the trials that the journal has read from disk. Called again when the file is opened after an earlier
+        failure."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
@@ -263,8 +264,8 @@ class Trials:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
     def _measured(self, changes: Changes) -> list[Measured]:
-        """The newest consecutive steps that ran with the current values, except the first steps after the switch to
-        them.
+        """The newest consecutive steps that ran with the current values, without the first steps after the switch to
+        these values.
         """
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 

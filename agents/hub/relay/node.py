@@ -262,8 +262,8 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Introduce this relay to the hub, unless it did so in the last `HELLO_S` seconds. The hub requests this for
-        each frame from an unknown relay.
+        """Introduce this relay to the hub, unless it did so in the last `HELLO_S` seconds. The hub requests an
+        introduction for each frame from an unknown relay.
         """
         if now - self._introduced_s < HELLO_S:
             return False

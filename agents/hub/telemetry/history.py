@@ -2,9 +2,9 @@
 journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
-which part belongs to the current run. If the leader is the same process as before, the whole history belongs to it.
-Otherwise the hub waits for the first step summary, and publishes the history before that step. A run that resumes from
-a checkpoint keeps its curve; a new run in the same folder starts a new curve.
+which part belongs to the current run. If the leader is the same process as before, the whole history belongs to the
+current run. If the leader is a new process, the hub waits for the first step summary, and publishes the history before
+that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder starts a new curve.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Message)
 
 
 class History:
-    """Reads the history in a thread, which starts at construction. The hub calls `tick`, which publishes the result."""
+    """Reads the history in a thread that the constructor starts. The hub calls `tick`, which publishes the result."""
 
     def __init__(self, path: Path, update_log: UpdateLog) -> None:
         self._path, self._update_log = path, update_log
@@ -148,7 +148,7 @@ def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
 
 
 def _parts(messages: list[M]) -> Iterator[list[M]]:
-    """Split into parts of about `MESSAGE_BYTES`, last part first."""
+    """Split the messages into parts of about `MESSAGE_BYTES`, last part first."""
     part: list[M] = []
     size = 0
     for message in reversed(messages):

@@ -1,7 +1,7 @@
 """The latest changes since a sequence number, for clients that skip intermediate updates.
 
-Such a client needs only the newest record of each kind and rank, which is in the run's state. Updates that are not
-records are kept in order. Nothing is stored per client.
+A client that skips updates needs only the newest record of each kind and rank, which is in the run's state. Updates
+that are not records are kept in order. Nothing is stored per client.
 """
 
 from collections import deque
@@ -20,7 +20,8 @@ MALFORMED_KEPT = 64  # maximum number of malformed records kept until they are r
 
 
 class Latest:
-    """The sequence number of the newest record of each kind and rank, and the newest updates that are not records."""
+    """Keeps the sequence number of the newest record of each kind and rank, and the newest updates that are not
+    records."""
 
     def __init__(self, state: RunState, updates: int = UPDATES_KEPT, updates_bytes: int = BYTES_KEPT) -> None:
         self.reaches = 0  # updates after this number are available
@@ -41,7 +42,7 @@ class Latest:
         self._bytes = 0  # bytes of the kept updates
 
     def add_records(self, seq: int, records: Skimmed) -> None:
-        """Add records, numbered from `seq` on. Each replaces the earlier record of the same rank and kind."""
+        """Add records, numbered from `seq` on. Each record replaces the earlier record of the same rank and kind."""
         # A frame of a relay has several records of each rank, so look for the newest ones first: a dictionary of all
         # ranks of a large run does not fit into the processor's cache.
         kinds = set(records.kinds)

@@ -53,8 +53,8 @@ class Connection:
 
 
 class Membership:
-    """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks,
-    and so does the first Hello after each restart of the ranks by their launcher (`Hello.restarts`)."""
+    """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
+    After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets them again."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -126,7 +126,7 @@ class Membership:
             self._leader = None
 
     def relay(self, identity: bytes, relay: Relay) -> str | None:
-        """Register a relay, which may send for several ranks; returns a refusal if that is not possible."""
+        """Register a relay, which may send for several ranks; returns a refusal if this relay cannot be registered."""
         me = f"the relay on {relay.host}"
         if relay.version != protocol.VERSION:
             return f"{me}: {codec.version_refusal(relay.version)}"

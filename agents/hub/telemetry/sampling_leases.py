@@ -1,7 +1,8 @@
 """Sampling leases: full vectors that clients request, and how often each rank has to send them.
 
-A client holds at most one lease, which names record kinds and ranks, and renews it while it shows these records. A rank
-without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
+A client holds at most one lease, which names record kinds and ranks; the client renews the lease while it shows these
+records. A rank without a lease uses its own sampling period. The total rate of samples is bounded for any number of
+clients.
 """
 
 import math
@@ -91,8 +92,8 @@ class SamplingLeases:
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
-        """Number of steps between two samples. The number is a power of two, so that a small change of the step time
-        rarely affects it.
+        """Number of steps between two samples: a power of two, so that a small change of the step time rarely affects
+        the number.
         """
         requested_ranks = [
             len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds

@@ -126,7 +126,7 @@ class Subscribers:
         return more and client.frames > 0
 
     def _send_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send frames of the snapshot; returns True when the client has all of them."""
+        """Send frames of the snapshot; returns True once the whole snapshot has been sent to the client."""
         if not client.snapshot:
             if now < client.snapshot_due_s:
                 return False

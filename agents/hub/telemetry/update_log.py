@@ -47,8 +47,8 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Publish `update` under the next sequence number. Raises WireError if the update is too large for a frame; no
-        number is then used up.
+        """Publish `update` under the next sequence number. Raises WireError, without using up the number, if the update
+        is too large for a frame.
         """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""

@@ -3,7 +3,7 @@
     from agents.loop.adapters.accelerate import watch
     watch(accelerator)  # after accelerator.prepare
 
-A step is one update of the weights. It ends when the loop requests the first batch after `optimizer.step` from a
+A step is one update of the weights. A step ends when the loop requests the first batch after `optimizer.step` from a
 prepared data loader. The ranks vote at this point, because the loop has then finished all work for the update.
 
 The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends

@@ -3,11 +3,12 @@
     from agents.loop.adapters.deepspeed import watch
     watch(engine, loader)  # after deepspeed.initialize
 
-A step is one update of the weights. It ends in the call to `engine.step` that updates them; the ranks vote there.
+A step is one update of the weights. A step ends in the call to `engine.step` that updates the weights; the ranks vote
+there.
 
 The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when the count
-is a multiple of the number of accumulation steps. So a change of that number waits until the count is a multiple of the
-new value.
+is a multiple of the number of accumulation steps. So a change of the number of accumulation steps waits until the count
+is a multiple of the new number.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Counts the token-expert pairs of each layer with hooks on a model's routers.
 
 A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
-contains the indices of the chosen experts as integers. For DeepSpeed it is a `MOELayer`, whose `exp_counts` has the
-counts of its last forward pass, before tokens are dropped.
+contains the indices of the chosen experts as integers. For DeepSpeed, the hooks are set on each `MOELayer`, whose
+`exp_counts` has the counts of its last forward pass, before tokens are dropped.
 """
 
 import re
@@ -40,8 +40,8 @@ class ExpertLoad:
         ]
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks since the last call; {} without routers. Also {} for a large model,
-        except every `SPARSE` steps. This call is a collective.
+        """The load of each layer over all ranks since the last call; {} without routers. For a large model, returns {}
+        except at every `SPARSE`-th step. This call is a collective.
         """
         own = self._own(step)
         return {} if own is None else self._by_layer(self._ranks.sum(own))

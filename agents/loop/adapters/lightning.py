@@ -40,8 +40,8 @@ def cockpit_callback(**join: Any) -> Any:
 
 
 class _Hooks:
-    """The hooks of the callback. `Trainer` accepts only subclasses of Lightning's `Callback`, so `cockpit_callback`
-    derives a class from both.
+    """The methods that Lightning's `Trainer` calls during training. `Trainer` accepts only subclasses of Lightning's
+    `Callback`, so `cockpit_callback` derives a class from both.
     """
 
     def __init__(self, join: dict[str, Any]) -> None:

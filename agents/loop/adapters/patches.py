@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Patches:
-    """Methods of objects that are wrapped during a training run. Only the given objects change, not their classes."""
+    """Wraps methods of objects for the duration of a training run. Only the given objects change, not their classes."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -31,8 +31,8 @@ class Patches:
 
 def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
     """Make iterations over `loader` pass through `around`, which is called with the original iterator. Python looks up
-    ``__iter__`` on the class of the loader, so the class of the loader is replaced by a subclass. Returns False if this
-    is not possible, as for a list or a generator.
+    ``__iter__`` on the class of the loader, so the class of the loader is replaced by a subclass. Returns False if the
+    class cannot be replaced, as for a list or a generator.
     """
     kind = type(loader)
 

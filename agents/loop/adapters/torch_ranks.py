@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class TorchRanks:
     """This process as a rank of the job's process group; the only rank if there is no group.
 
-    The constructor is a collective call. It creates its own gloo group, because gloo does not wait for the GPU, and
-    because the exchanges must not mix with those of the program.
+    The constructor is a collective call. It creates a separate gloo group, because gloo does not wait for the GPU, and
+    because the exchanges must not mix with the program's own collectives.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,8 @@ class TorchRanks:
         return all_gather_over(self._group) if self.world > 1 else None
 
     def sum(self, counts: "torch.Tensor") -> "torch.Tensor":
-        """The sum of integer `counts` over all ranks, on the CPU. Collective; all ranks pass the same shape."""
+        """The sum of integer `counts` over all ranks, on the CPU. This call is a collective; all ranks pass tensors of
+        the same shape."""
         import torch.distributed as dist
 
         total = counts.cpu()

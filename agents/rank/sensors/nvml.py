@@ -2,7 +2,7 @@
 
 NVML numbers all devices of a machine by PCI bus and ignores CUDA_VISIBLE_DEVICES; CUDA numbers the visible devices, by
 speed unless CUDA_DEVICE_ORDER is set. So a UUID is the best way to identify a device, because NVML and CUDA use the
-same UUID. A CUDA index is accepted only if it means the same device in both CUDA orders.
+same UUID. A CUDA index is accepted only if it identifies the same device in both device orders that CUDA can use.
 
 The caller passes the module `pynvml` of the package nvidia-ml-py, so that this module can be imported without that
 package.

@@ -1,4 +1,4 @@
-"""Reads the vital signs of a rank's device and machine. The agent's thread reads them, never the trainer's thread."""
+"""Reads the vital signs of a rank's device and machine, in the agent's thread and never in the trainer's thread."""
 
 import importlib
 import os
@@ -21,7 +21,7 @@ class Sensors:
 
     `device`: the UUID of the rank's GPU, or its CUDA index in this process; None without a GPU. `host`: whether this
     rank reports the CPU and memory use of its machine; one rank per machine does so. `process`: whether this process
-    trains; False if it forwards the records of another one, so that its own CPU time and stacks say nothing.
+    trains; False if it forwards the records of another process, so that its own CPU time and stacks are meaningless.
     """
 
     device: str | int | None = None

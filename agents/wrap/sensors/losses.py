@@ -51,8 +51,8 @@ class StepLoss:
 
 class Losses:
     """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
-    optimizer. The losses of an optimizer are those since the last step of any optimizer. If there are no losses since
-    then, the losses before that step are used.
+    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If there
+    are none, the losses before that last step are used.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Losses:
             self._last, self._since = self._since, []
 
     def take(self) -> StepLoss:
-        """The losses of the step that ends now."""
+        """The losses of the step that is ending."""
         taken, self._last = StepLoss(self._last), []
         return taken
 

@@ -49,7 +49,7 @@ class Phases:
         self._s[target] = self._s.get(target, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """The time of each phase in ms since the last call, for the step that ends now."""
+        """The time of each phase in ms since the last call, for the step that is ending."""
         self._count(time.perf_counter())
         taken, self._s = self._s, {}
         return {name: 1e3 * seconds for name, seconds in taken.items()}

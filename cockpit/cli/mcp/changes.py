@@ -1,4 +1,4 @@
-"""Knob changes as the tools receive them, and their notation on the command line."""
+"""Knob changes in the form that the MCP tools receive, and their conversion to command-line arguments."""
 
 from typing import Annotated
 

@@ -1,5 +1,5 @@
-"""MCP tools that change a run. They send the same requests as `cockpit set`, `try` and `undo`; the hub decides whether
-this server may change the run, and writes each change to the log under the server's name.
+"""MCP tools that change a run. The tools send the same requests as `cockpit set`, `try` and `undo`; the hub decides
+whether this server may change the run, and writes each change to the log under the server's name.
 """
 
 import time
@@ -61,7 +61,8 @@ class ChangingTools:
         wait_s: Wait = 45.0,
     ) -> dict[str, Any]:
         """Start a trial: measure some steps, change one knob, measure the same number of steps, and revert the knob
-        unless the run is clearly faster. If the trial is not over after wait_s, it continues; follow it with trial."""
+        unless the run is clearly faster. If the trial is not over after wait_s, it continues; the tool `trial` then
+        waits for its outcome."""
         words = words_of({knob: value})
         with self._session.requesting(words) as connection:
             changes = requested_changes(connection, words)

@@ -1,5 +1,5 @@
-"""MCP tools that read a run. Each returns a record with the name of the run, the age of the data, and how many ranks
-report."""
+"""MCP tools that read a run. Each tool returns a record with the name of the run, the age of the data, and how many
+ranks report."""
 
 import time
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ Wait = Annotated[float, Field(gt=0, le=600, description="seconds to wait for the
 
 
 def stamp(store: Store) -> dict[str, Any]:
-    """Which run an answer describes, how old its data is, and how many ranks report."""
+    """The fields of an answer that say which run it describes, how old its data is, and how many ranks report."""
     whole = plain.overview(store)
     return {name: whole[name] for name in ("run", "simulated", "link", "age_s", "step", "coverage")}
 
@@ -148,7 +148,8 @@ class ReadingTools:
         )
 
     def _recorded(self, first: int, last: int, epoch: str, seq: int) -> Curve | None:
-        """Every step of the range, from the recording; None if the recording is not on this machine."""
+        """The curve from `first` to `last` with every step, read from the recording; None if the recording is not on
+        this machine."""
         try:
             recording = open_recording(self._session.run)
         except CockpitError:
@@ -237,7 +238,8 @@ def _missing(view: RunSnapshot) -> dict[str, Any]:
 
 
 def _thinned(points: Sequence[Point], width: int, most: int) -> tuple[list[Point], int]:
-    """At most `most` points, and the width of their buckets in steps."""
+    """Merge `points` into wider buckets until at most `most` remain. Returns these points, and the width of a bucket in
+    steps."""
     series = Series()
     series.insert([step for step, _ in points], [value for _, value in points])
     while len(series.steps) > most:

@@ -43,7 +43,8 @@ LONGEST_NAME = 64
 
 
 class CockpitServer(MCPServer[Any]):
-    """Lists only the tools that the server's role allows. If a viewer calls another tool, the hub refuses it."""
+    """Lists only the tools that the server's role allows. If a viewer calls another tool, the hub refuses the
+    change."""
 
     def __init__(self, session: Session) -> None:
         role = (
@@ -66,13 +67,13 @@ class CockpitServer(MCPServer[Any]):
                 self.add_tool(_told(getattr(tools, name)), name=name, annotations=hints)
 
     async def list_tools(self) -> list[Tool]:
-        """The tools of this server's role."""
+        """The tools that this server's role may use."""
         tools = await super().list_tools()
         return [tool for tool in tools if self._operator or tool.name in READING]
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap a tool, so that an error that the user can correct reaches the client as one sentence."""
+    """Wrap a tool so that a CockpitError, which the user can correct, reaches the client as one sentence."""
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Access of an MCP server to one run. A thread keeps the state of a live run up to date; each request for a change has
-a connection of its own, as on the command line.
+"""The connections of an MCP server to one run. A thread keeps the state of a live run up to date; each request for a
+change has a connection of its own, as on the command line.
 """
 
 import threading
@@ -16,7 +16,8 @@ PAUSE_S = 0.05  # pause between two polls, in which a tool gets the lock
 
 
 class Follower:
-    """A connection that a thread polls until `stop` is called or the connection fails; `error` is then the reason."""
+    """A connection that a thread polls until `stop` is called or the connection fails. After a failure, `error` is the
+    reason."""
 
     def __init__(self, run: str) -> None:
         self.error = ""
@@ -48,7 +49,8 @@ class Follower:
 
 
 class Session:
-    """One server's run, role and name. If `run` is None, the first tool call sets it to the newest live run."""
+    """The run, the role and the name of one MCP server. If `run` is None, the first tool call sets it to the newest
+    live run."""
 
     def __init__(self, run: str | None, operator: bool, name: str) -> None:
         self.run = run
@@ -59,12 +61,13 @@ class Session:
 
     @property
     def who(self) -> str:
-        """The author of changes in the run's log: the name given to this server, and `user@host:pid` of its process."""
+        """The author that the run's log names for changes: the name given to this server, and `user@host:pid` of its
+        process."""
         return f"{self.name} (mcp, {whoami()})"
 
     @property
     def over(self) -> bool:
-        """Whether the run is over; then only its recording can be read."""
+        """Whether the run is over, so that only its recording can be read."""
         return self.run is not None and is_over(self.run)
 
     @contextmanager
@@ -93,7 +96,7 @@ class Session:
             follower.stop()
 
     def chosen(self) -> str:
-        """The run; the newest live run is chosen once, so that no later request goes to another run."""
+        """The run that all requests use. Without a named run, the newest live run is chosen once and then kept."""
         if self.run is None:
             address(None)  # raises an error if no run is live
             self.run = target(None)

@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r'"#/\$defs/(\w+)"')
 
 @cache
 def _contents() -> tuple[dict[str, Any], dict[str, Any]]:
-    """All outputs and all shared definitions, by name."""
+    """The schemas of all outputs, and all shared definitions, each by name."""
     outputs: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for file in files(__package__).iterdir():

@@ -1,4 +1,4 @@
-"""``cockpit compare``: what differs between two runs, and their metrics at the same steps."""
+"""``cockpit compare``: prints what differs between two runs, and their metrics at the same steps."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ IN_JSON = 32
 
 
 def compare(one: str, other: str, as_json: bool) -> int:
-    """Compare two runs by their recordings, up to the current end of each. Returns the exit status."""
+    """Compare the recordings of two runs, each up to its current end. Returns the exit status."""
     folders = folder_of(one), folder_of(other)
     if folders[0].resolve() == folders[1].resolve():
         raise CockpitError(f"{one} and {other} are the same run; name two different runs")

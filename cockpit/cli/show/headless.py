@@ -23,7 +23,8 @@ SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 
 def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | None = None) -> int:
-    """Print the state of a run, now or at a position of its recording, with only the ranks that match the filter."""
+    """Print the state of a run, now or at a position of its recording. With a filter, print only the ranks that match
+    it."""
     loaded = load_snapshot(run, at)
     store = loaded.store
     chosen = chosen_filter(store, filter_text)
@@ -42,7 +43,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
 
 
 def chosen_filter(store: Store, text: str | None) -> Filter | None:
-    """Parse a filter; None means all ranks. Raises CockpitError if it is not a valid filter."""
+    """Parse the filter `text`; None means all ranks. Raises CockpitError if `text` is not a valid filter."""
     if text is None:
         return None
     try:

@@ -13,7 +13,7 @@ from cockpit.printing import print_json, print_line, print_table, report_missing
 
 
 def info(run: str | None, as_json: bool) -> int:
-    """Print all sections of `cockpit.data.run_folders.run_info`; as one JSON record with `as_json`."""
+    """Print all sections of `cockpit.data.run_folders.run_info` as text or, with `as_json`, as one JSON record."""
     loaded = _loaded(run)
     store = loaded.store
     folder = run_folder(run) or told_folder(store)

@@ -49,7 +49,7 @@ def runs(folder: Path | None, as_json: bool) -> int:
 
 
 def row_of(run: ListedRun, now_s: float) -> list[str]:
-    """The cells of a run under `HEADING`."""
+    """The table row of a run: one cell for each column of `HEADING`."""
     return [
         run.shown,
         status_text(run),

@@ -39,7 +39,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
 
 
 def _wait_for_ranks(connection: Connection) -> None:
-    """Wait for the ranks and their knobs. A run that has ranks but no knobs is not an error."""
+    """Wait for the ranks and their knobs. If only the knobs are missing, go on without them."""
     try:
         connection.wait_for_snapshot()
     except CockpitError:

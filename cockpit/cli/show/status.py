@@ -32,7 +32,7 @@ NO_RUN = "no live run"
 def status(
     run: str | None, lines: int, watch: bool, every_s: float, width: int | None, style: str, as_json: bool
 ) -> int:
-    """Print the lines; with `watch`, update them every `every_s` seconds until the run is over."""
+    """Print the status lines; with `watch`, update them every `every_s` seconds until the run is over."""
     if style == "auto":
         no_colour = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         style = "plain" if no_colour or not sys.stdout.isatty() else "ansi"
@@ -63,9 +63,8 @@ def _print(connection: Connection, lines: int, width: int, style: str, as_json: 
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
-    """Update the lines until the run is over. While no hub can be reached, print the reason and retry. Without a named
-    run, follow the newest live run; if the hub of this run is silent, switch to the run that is now the newest live
-    run."""
+    """Update the status lines until the run is over. While no hub can be reached, print the reason and retry. Without a
+    named run, follow the newest live run; if its hub falls silent, switch to the run that is the newest then."""
     above = 0  # lines to overwrite
     while True:
         try:
@@ -100,14 +99,14 @@ def _replaced(connection: Connection) -> bool:
 
 
 def _reason(error: CockpitError, lines: int, width: int) -> list[Line]:
-    """Why no run is shown, in at most `lines` lines."""
+    """Lines that say why no run is shown, at most `lines` of them."""
     text = wrapped(f"· {NO_RUN}: {error}", max(8, width), max_lines=lines, placeholder=" …")
     return [(Level.NOTE, line) for line in text]
 
 
 def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:
-    """Print the lines. On a terminal, the new lines overwrite the last `above` lines. Returns the value of `above` for
-    the next call.
+    """Print the lines. On a terminal, the new lines overwrite the last `above` lines. Returns the
+    number of lines that the next call has to overwrite.
     """
     over = style == "ansi" and sys.stdout.isatty()
     if over and above:

@@ -1,4 +1,5 @@
-"""One sentence for each way in which a connection over ssh fails, from what ssh printed and its exit status."""
+"""Error messages for failed ssh connections, chosen by the output and the exit status of ssh. Each message is
+one sentence."""
 
 from cockpit.cli.ssh.target import SshTarget
 from cockpit.data.format import clean

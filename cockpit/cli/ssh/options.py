@@ -1,4 +1,4 @@
-"""The options of `cockpit where`, in a module that does not import the command."""
+"""The options of `cockpit where`. They have their own module, so that the parser does not import the command."""
 
 import argparse
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add_where(table: Any, newest: str, call: Callable[[argparse.Namespace], int]) -> None:
-    """Add the command to the table of commands. `newest`: the help for the default run."""
+    """Add the command `where` to the subparsers `table`. `newest`: the help text about the default run."""
     about = "print the sockets or the TCP address of a run's hub, as JSON"
     where = table.add_parser("where", help=about, description=about)
     where.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder of the run; {newest}")

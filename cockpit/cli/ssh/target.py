@@ -38,15 +38,14 @@ class SshTarget:
         return f"{self.user}@{self.host}{port}" if self.user else f"{self.host}{port}"
 
     def arguments(self) -> list[str]:
-        """The end of ssh's command line, before the remote command: options for user and port, ``--``, and the
-        host."""
+        """The last arguments of ssh before the remote command: the options for user and port, ``--``, and the host."""
         user = ["-l", self.user] if self.user else []
         port = ["-p", str(self.port)] if self.port else []
         return [*user, *port, "--", self.host]
 
 
 def parse(url: str) -> SshTarget:
-    """Parse and check the URL. Raises CockpitError with one sentence."""
+    """Parse and check the URL. Raises CockpitError if it is not legal; the message is one sentence."""
     found = _URL.fullmatch(url) if len(url) <= LONGEST else None
     if found is None:
         raise CockpitError(f"{url[:80]!r} is not a run on another machine; legal: {LEGAL}")

@@ -1,9 +1,9 @@
 """An ssh connection that forwards the sockets of a run's hub to a private directory on this machine.
 
-One ssh process does everything: it logs in, so that the user's configuration, agent and jump hosts apply and a password
-is typed once; it runs ``cockpit where`` on the other machine, which prints the hub's sockets and then waits; and it
-forwards them. When the connection is lost, the sockets are removed, so that clients become stale, and a thread connects
-again.
+One ssh process does everything. It logs in, so the user's configuration, agent and jump hosts apply and a password is
+typed only once. It runs ``cockpit where`` on the other machine, which prints the hub's sockets and then waits. Finally,
+it forwards these sockets. When the connection is lost, the sockets are removed, so that clients become stale, and a
+thread connects again.
 """
 
 import contextlib
@@ -79,7 +79,8 @@ def ssh_program() -> str:
 
 
 class Tunnel:
-    """The connection to one run. `directory` is private; it gets the sockets `clients` and `viewers`."""
+    """The ssh connection to the hub of one run. `directory`: a private directory, in which the forwarded sockets
+    `clients` and `viewers` are created."""
 
     def __init__(self, target: SshTarget, operator: bool, directory: Path):
         self._target, self._operator, self._directory = target, operator, directory
@@ -91,8 +92,8 @@ class Tunnel:
         self._why = ""
 
     def open(self, again: bool = False) -> None:
-        """Connect and forward. ssh may ask for a password or a host key on the terminal, unless `again` is set. Raises
-        CockpitError."""
+        """Connect, and forward the hub's sockets. ssh may ask for a password or a host key on the terminal, unless
+        `again` is set. Raises CockpitError."""
         for name in (*SOCKETS, CONTROL, MESSAGES):
             (self._directory / name).unlink(missing_ok=True)
         with (self._directory / MESSAGES).open("ab") as messages:
@@ -111,12 +112,12 @@ class Tunnel:
             watchdog.cancel()
 
     def keep(self) -> None:
-        """From now on, connect again whenever the connection is lost."""
+        """Start the thread that connects again whenever the connection is lost."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection. If it has been lost for at least `SHOWN_S`, print for how long and why on standard
-        error."""
+        """End the connection. If the connection has been lost for at least `SHOWN_S`, say on standard error for how
+        long and why."""
         self._over.set()
         if (process := self._process) is not None:
             process.terminate()  # the thread may be waiting for its answer
@@ -139,7 +140,8 @@ class Tunnel:
         return [self._ssh, *flags, *self._target.arguments(), remote_command(*words)]
 
     def _answer(self) -> Where:
-        """The answer of the remote command. Other lines, which the start-up files of the shell print, are skipped."""
+        """Read the answer of the remote command. Other lines, which the start-up files of the shell print, are
+        skipped."""
         process = self._process  # `close` may set the attribute to None in the meantime
         assert process and process.stdout
         left = LONGEST_ANSWER
@@ -170,8 +172,8 @@ class Tunnel:
                 raise CockpitError(forwarding_failure(self._target, self._printed()))
 
     def _request(self, *words: str) -> None:
-        """Send a request to the local ssh process. The user's configuration was read by that process and is not read
-        again."""
+        """Send a request to the local ssh process. That process has already read the user's ssh configuration, so this
+        call ignores it."""
         control = str(self._directory / CONTROL)
         try:
             done = subprocess.run(
@@ -194,7 +196,7 @@ class Tunnel:
         return ""
 
     def _shorten_messages(self) -> None:
-        """Empty the file of ssh's messages when it has become large. ssh appends to it for as long as it runs."""
+        """Empty the file with ssh's messages if it has become large, because ssh appends to it as long as it runs."""
         messages = self._directory / MESSAGES
         with contextlib.suppress(OSError):
             if messages.stat().st_size > LONGEST_ANSWER:
@@ -241,8 +243,8 @@ class Tunnel:
 
 
 def remote_end(url: str) -> str:
-    """The end of a forwarding on the other machine, as ``ssh -L`` takes it: the path of a socket, or HOST:PORT. Raises
-    CockpitError if the other machine answered anything else."""
+    """The remote end of a forwarding, as ``ssh -L`` takes it: the path of a socket, or HOST:PORT. Raises CockpitError
+    if the other machine answered anything else."""
     if is_tcp(url):
         with contextlib.suppress(RunError):
             return connect_address(url).removeprefix("tcp://")
@@ -269,8 +271,8 @@ def _tail(file: IO[bytes]) -> bytes:
 
 @contextlib.contextmanager
 def tunnel_to(url: str, operator: bool) -> Iterator[None]:
-    """Forward the sockets of the run at `url` while the context is open. Does nothing if the process that started this
-    one has such a tunnel."""
+    """Forward the sockets of the run at `url` while the context is open. Does nothing if the parent process
+    already forwards these sockets."""
     target = parse(url)
     if forwarded_endpoints(url):
         yield

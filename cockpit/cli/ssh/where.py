@@ -1,4 +1,5 @@
-"""``cockpit where``: prints how to reach the hub of a run. `cockpit attach ssh://...` runs it on the other machine."""
+"""``cockpit where``: prints how to reach the hub of a run. `cockpit attach ssh://...` runs this command on the other
+machine."""
 
 import os
 import sys
@@ -23,8 +24,8 @@ class Where(Struct, frozen=True, omit_defaults=True):
 
 
 def where(run: str | None, operator: bool, hold: bool) -> int:
-    """Print one JSON record. With `hold`, then wait until standard input is closed, which keeps an ssh connection
-    open."""
+    """Print the endpoints of the run's hub as one JSON record. With `hold`, then wait until standard input is closed,
+    which keeps an ssh connection open."""
     print_json(plain.plain(_where(endpoints(run), operator)))
     if hold:
         while os.read(sys.stdin.fileno(), 4096):

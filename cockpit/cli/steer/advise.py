@@ -41,8 +41,8 @@ def advise_run(run: str | None, as_json: bool) -> int:
 
 
 def shown_advice(connection: Connection) -> Advice:
-    """The advice of the plan screen or, if the layout cannot be planned on this machine, advice from previews
-    of the run.
+    """The advice that the plan screen shows or, if the layout cannot be planned on this machine, advice from the run's
+    own previews.
     """
     connection.poll()
     try:

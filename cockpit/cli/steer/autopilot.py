@@ -1,8 +1,8 @@
 """`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an
 unexpected event.
 
-The autopilot is an ordinary client that runs in the foreground. Each change is a trial (`cockpit try`) whose reason is
-in the run's log. The hub decides whether the change is kept.
+The autopilot is an ordinary client that runs in the foreground. It makes each change as a trial (`cockpit try`) and
+gives a reason, which is recorded in the run's log. The hub decides whether the change is kept.
 """
 
 import os
@@ -64,7 +64,7 @@ class Autopilot:
     tried: list[Changes] = field(default_factory=list)
 
     def run(self) -> int:
-        """Try changes until no remaining change has a large enough predicted gain. Raises SurpriseError at an
+        """Try changes until no remaining change has a large enough predicted gain. Raises SurpriseError on an
         unexpected event.
         """
         while self.kept < self.options.most_changes:
@@ -117,7 +117,7 @@ class Autopilot:
             raise SurpriseError(surprise)
 
     def _watched(self) -> TrialState:
-        """Wait until the trial is settled. At an unexpected event revert the trial and raise SurpriseError."""
+        """Wait until the trial is settled, and return it. On an unexpected event, revert it and raise SurpriseError."""
         while True:
             state = self.connection.client.state
             trial: TrialState | None = state.trials.get(self.trial)
@@ -209,8 +209,8 @@ def _until_stopped(autopilot: Autopilot) -> int:
 
 
 def _check_bounds(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Raise CockpitError if a bound names an unknown knob, lists an illegal value, or allows no legal value. Also raise
-    it for a bound on a knob that changes the loss, unless `allow_loss` names the knob.
+    """Raise CockpitError if a bound names an unknown knob, lists an illegal value, or allows no legal value, and if it
+    bounds a knob that changes the loss and that `allow_loss` does not name.
     """
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):

@@ -68,7 +68,7 @@ def profile(
 
 
 def _folder(connection: Connection) -> Path:
-    """The folder of the run's traces, which must be readable on this machine."""
+    """The folder of the run's traces. Raises CockpitError if the run's folder is not on this machine."""
     folder = str(connection.store.fact("folder") or "")
     if not folder or not Path(folder).is_dir():
         where = format.clean(folder) or "with its traces"

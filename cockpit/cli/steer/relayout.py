@@ -1,8 +1,8 @@
 """The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until the ranks train
 again.
 
-The text of a layout is a knob (docs/train/relayout.md), so the change is checked, previewed, journalled and undone
-like any other change.
+The text of a layout is a knob (docs/train/relayout.md), so a change of the layout is checked,
+previewed, logged and undone like any other change.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from cockpit.printing import print_json, print_line
 def relayout(
     run: str | None, words: Sequence[str], dry_run: bool, reason: str, timeout_s: float, as_json: bool
 ) -> int:
-    """Preview the layout with the changes in `words`. Unless `dry_run` is set, propose this layout, and wait until the
+    """Preview the layout after the changes in `words`. Unless `dry_run` is set, propose this layout, and wait until the
     ranks train in it.
     """
     keys = _keys(words)
@@ -71,7 +71,7 @@ def _layout(connection: Connection) -> str:
 
 
 def _preview(connection: Connection, text: str, as_json: bool) -> bool:
-    """Print the predicted effect of the layout. Returns whether the layout is legal."""
+    """Print the predicted effect of the new layout. Returns whether the layout is legal."""
     try:
         id = connection.client.preview({KNOB: text})
         answer = wait_for_preview(connection.client, id, ANSWER_S)

@@ -40,7 +40,7 @@ def report_restart(connection: Connection, id: str, started: int, timeout_s: flo
 
 
 def _restart(events: Sequence[Event], started: int) -> Event | None:
-    """The newest event that reports a restart after the first `started` restarts; None if there is none yet."""
+    """The newest event that reports a restart with a number above `started`; None if there is none yet."""
     for event in reversed(events):
         number = event.facts.get(RESTART)
         if isinstance(number, int) and number > started:

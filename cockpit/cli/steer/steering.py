@@ -1,4 +1,4 @@
-"""Commands that steer a run without a screen: set, undo, preview, try. Each returns the exit status.
+"""Commands that steer a run without a screen: set, undo, preview, try. Each command returns its exit status.
 
 Each command connects (`steering`), sends its request, waits for the outcome, and prints it as text or JSON.
 """
@@ -56,8 +56,8 @@ def requested_changes(connection: Connection, words: Sequence[str]) -> dict[str,
 
 
 def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, Value]:
-    """Parse arguments of the form ``knob=value`` or the name of an action; raise CockpitError if one is malformed or a
-    knob is named twice."""
+    """Parse arguments, each of which is ``knob=value`` or the name of an action. Raise CockpitError if one is malformed
+    or a knob is named twice."""
     changes: dict[str, Value] = {}
     for word in words:
         value_of_action = only_value(board[word]) if word in board else None
@@ -87,7 +87,7 @@ def change(
     run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool, reason: str = ""
 ) -> int:
     """Propose changes, which the hub and the ranks accept or refuse. With `wait`, wait until every rank has
-    switched."""
+    applied them."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
         id = request(lambda: connection.client.propose(changes, reason=reason))
@@ -135,7 +135,7 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
 
 
 def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> int:
-    """Report that a change is still pending. A change that no rank has applied stays in the queue."""
+    """Report that a change was not completed in time. A change that no rank has applied stays in the queue."""
     queued = command is None or command.state == "accepted"
     complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
     if as_json:
@@ -148,7 +148,7 @@ def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> in
 
 
 def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
-    """Print the effect of a change, as predicted by the run."""
+    """Print the effect that the run predicts for a change."""
     with steering(run, words, operator=False) as connection:
         answer, trusts = ask_preview(connection, words)
     if as_json:
@@ -163,7 +163,7 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed, Mapping[str, Trust]]:
-    """The run's answer to a preview query, and how accurate earlier previews of each quantity were."""
+    """The run's answer to a preview query and, for each quantity, how accurate earlier previews were."""
     changes = requested_changes(connection, words)
     try:
         id = request(lambda: connection.client.preview(changes))
@@ -174,8 +174,8 @@ def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed
 
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
-    """The answer as plain data. For each quantity, the answer states how many earlier previews in this run were
-    checked, and how many of these were right.
+    """The answer to a preview query as plain data. For each quantity, the answer states how many earlier previews in
+    this run were checked, and how many of these were right.
     """
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]

@@ -86,8 +86,8 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None
 
 @dataclass
 class RunCurves:
-    """A run to compare. `layout`: the flattened keys of the run's layout file, with the overrides that were given at
-    the start of the run.
+    """The data of one of the compared runs. `layout`: the flattened keys of the run's layout file, with the overrides
+    that were given at the start of the run.
     """
 
     name: str
@@ -141,7 +141,7 @@ def load_run_curves(folder: Path) -> RunCurves:
 
 
 def own_curves(store: Store, folder: Path | None, name: str) -> RunCurves:
-    """The run of `store`, with the layout and the elapsed time from its folder if they can be read."""
+    """The curves of the run in `store`; its layout and elapsed time are read from `folder` if possible."""
     found = RunCurves(name, store, folder, read_layout(folder) if folder else {}, progress_of(store, None))
     if folder:
         try:
@@ -304,7 +304,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """The values of each metric, by step, for those of `steps` that the run has."""
+    """The values of each metric, by step, at each of `steps` that the run has."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

@@ -1,4 +1,4 @@
-"""The runs that the curves screen compares with its own run. They are read in a separate thread."""
+"""The runs that the curves screen compares with its own run. A separate thread reads these runs."""
 
 import queue
 import threading
@@ -74,7 +74,7 @@ class Comparison:
         self._view = view
 
     def is_known(self, by: By) -> bool:
-        """Whether every run can be aligned by `by`."""
+        """Whether the x position of every run is known if the runs are aligned by `by`."""
         runs = [self.own, *self.others]
         return all(
             run is not None and run.last is not None and run.progress.x(by, run.last) is not None
@@ -133,7 +133,7 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the elapsed time of the screen's own run. Both are reread at intervals, because the run
+        """Read the layout and the elapsed time of the screen's own run. This is repeated at intervals while the run
         continues.
         """
         store = self._store

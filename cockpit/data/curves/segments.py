@@ -50,8 +50,8 @@ def segments(
 
 
 def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Point]]:
-    """Split the points into polylines. A polyline ends at a value that is not finite. It also ends where more steps are
-    missing than fit into a column of the chart (a step takes `step_columns` columns).
+    """Split the points into polylines. A polyline ends at a value that is not finite. A polyline also ends at a gap
+    with more steps than fit into a column of the chart (a step takes `step_columns` columns).
     """
     usual = _usual(found)
     points = [point for one in found for point in one.points]

@@ -135,7 +135,7 @@ def _more_micro_batches(store: Store, now: int) -> str:
 
 
 def _refutes_more(trial: TrialState, now: int) -> bool:
-    """Whether the trial changed only micro_batches, to more than `now`, and was reverted after measuring."""
+    """Whether the trial changed only micro_batches, to a value above `now`, and was reverted after measuring."""
     name, tried_with = "micro_batches", trial.changes.get("micro_batches")
     alone = set(trial.changes) == {name} and trial.before.get(name) == now
     more = isinstance(tried_with, int) and tried_with > now
@@ -153,7 +153,7 @@ class Medians:
 
 
 def medians(store: Store) -> Medians:
-    """The medians of the newest records, cached for all rules until a rank reports again."""
+    """The medians of the newest records. All rules share the result, which is cached until a rank reports again."""
     return store.once("medians", (Topic.RANKS,), lambda: _medians(store), id(store.state))
 
 
@@ -212,7 +212,7 @@ def time_shares(store: Store) -> Diagnosis | None:
 
 
 def _job_shares(summary: Summary) -> Diagnosis:
-    """The diagnosis from the exposed share of the step, averaged over ranks, for a client without per-rank records."""
+    """A diagnosis from the exposed share of the step, averaged over ranks, for a client without per-rank records."""
     if not summary.comm:
         return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)

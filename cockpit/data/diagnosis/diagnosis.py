@@ -39,7 +39,8 @@ Rule = Callable[[Store], Diagnosis | None]
 
 
 def _cockpit_fault(store: Store) -> Diagnosis | None:
-    """The source failed and no more updates arrive. This is a fault of the cockpit, not of the run."""
+    """Reports that the cockpit's source has failed, so that no more updates arrive. This is a fault of the cockpit, not
+    of the run."""
     if store.fault is None:
         return None
     text = f"an internal error detached this cockpit: {store.fault.error}"

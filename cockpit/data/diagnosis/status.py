@@ -44,7 +44,8 @@ def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
     """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
-    dropped first. Next, texts are shortened to their numbers. Only if that is not enough are other fields dropped.
+    dropped first. Then texts are shortened to their numbers. Other fields are dropped only if the line is still too
+    long.
     """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
@@ -62,7 +63,7 @@ def fitting(
 
 
 def state_field(store: Store) -> StatusField:
-    """The first field: the state word with the headline of the diagnosis, and the worse of their levels."""
+    """The first field: the state word and the headline of the diagnosis, shown at the more severe of the two levels."""
     word, level = status_word(store)
     found = diagnosis(store)
     if not found.headline:

@@ -46,8 +46,8 @@ class Matches:
 
 
 def matching(store: Store, chosen: Filter | None, step: int | None = None) -> frozenset[int] | None:
-    """The ranks that match by the values of a step (default: the newest values); None without a filter. The result is
-    cached, because several panels use it."""
+    """The ranks whose values at a step match the filter (default: their newest values); None without a filter. The
+    result is cached, because several panels use it."""
     return matches(store, chosen, step).ranks if chosen else None
 
 
@@ -172,7 +172,7 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 
 def text_matches(pattern: str, text: str) -> bool:
     """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in both
-    lengths. A regular expression could take much longer, and the texts come from a run.
+    lengths. A regular expression with several ``.*`` could backtrack for a long time, and a run may send any text.
     """
     first, *parts = pattern.split("*")
     if not parts:

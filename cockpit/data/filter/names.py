@@ -60,7 +60,7 @@ FLAGS: dict[str, tuple[str, Callable[[Store], Set[int]]]] = {
 
 
 def _same(pick: Callable[[list[float]], float | None]) -> Statistic:
-    """A statistic with one value for all ranks."""
+    """A statistic that computes one number from the values of all ranks, such as the median."""
     return lambda store, values: pick(list(values.values())) if values else None
 
 

@@ -47,7 +47,7 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 class FilterError(ValueError):
     """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: what would be
-    legal there. The error message is one sentence that states both."""
+    legal there. The error message states the problem, the column and what would be legal."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
         self.problem, self.at, self.legal = problem, at, tuple(legal)
@@ -245,7 +245,7 @@ class _Parser:
         return self._text[self._skip() :][:1]
 
     def _take(self, sign: str) -> str:
-        """Read `sign` if it is next; return it, else ""."""
+        """Consume `sign` if it comes next; return the sign, or "" if something else comes next."""
         if self._peek() != sign:
             return ""
         self._at += 1

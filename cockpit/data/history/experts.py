@@ -1,4 +1,5 @@
-"""History of the expert load: each expert's load, figures of each layer, and since when an expert has been dead or hot.
+"""History of the expert load: each expert's load, statistics of each layer, and since when an expert has been dead or
+hot.
 
 Full vectors (`Experts`) arrive every few steps; summaries of layers (`Loads`) arrive at almost every step.
 """
@@ -31,7 +32,7 @@ def health(ratio: float) -> Health | None:
 
 
 def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
-    """The experts of a layer whose lowest load counts as dead or whose highest load counts as hot."""
+    """The experts of a layer that are dead according to their lowest load or hot according to their highest load."""
     if not low or (min(low) >= DEAD and max(high) < HOT):
         return []
     return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
@@ -109,7 +110,7 @@ class ExpertHistory:
     # ------------------------------------------------------------------------------------------------- writing
 
     def add_loads(self, loads: Loads) -> None:
-        """Add the summary of a step."""
+        """Add the summaries of the layers at a step."""
         rows = {layer.layer: _summarized(layer) for layer in loads.layers}
         if rows:
             self.figures.add(loads.step, rows)
@@ -165,7 +166,8 @@ class ExpertHistory:
         return self._streaks
 
     def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
-        """The streak of an expert in frame `at` of `loads` (None: the newest); None if it is neither dead nor hot."""
+        """The streak of an expert in frame `at` of `loads` (None: the newest); None if the expert is neither dead nor
+        hot."""
         if at is None or at == len(self.loads) - 1:
             return self._streaks.get((layer, expert))
         place = self.loads.place(layer, expert)
@@ -220,7 +222,7 @@ def ratios(layer: LayerLoad) -> list[float]:
 
 
 def figures(layer: LayerLoad) -> Figures:
-    """The figures of a layer, computed from its full vector."""
+    """The load statistics of a layer, computed from its full vector."""
     row, total = ratios(layer), sum(layer.load)
     if not row:
         return Figures(math.nan, math.nan, math.nan, math.nan, math.nan)

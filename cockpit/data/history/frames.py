@@ -42,8 +42,8 @@ class Range:
 
 
 class Frames:
-    """A history of at most `most_values` numbers. Each `Frame` and its arrays are immutable, so copies of the history
-    share them."""
+    """A history of frames with at most `most_values` numbers in total. Each `Frame` and its arrays are immutable, so
+    copies of the history share them."""
 
     def __init__(self, most_values: int) -> None:
         self._most_values = most_values

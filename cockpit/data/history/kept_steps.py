@@ -13,8 +13,8 @@ class KeptSteps(Generic[T]):
     item whose neighbours are closest to each other is dropped. The newest `newest` items and the slowest `slowest`
     items are dropped only if they alone exceed the limits.
 
-    `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; it determines which items are the
-    slowest.
+    `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
+    longest duration.
     """
 
     def __init__(

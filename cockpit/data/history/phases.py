@@ -81,7 +81,7 @@ class Phases:
         return still
 
     def note(self, records: Iterable[Step]) -> None:
-        """Add records. A step lower than a rank's last step means that the run was resumed; later steps are then
+        """Add records. A step number lower than a rank's last step means that the run was resumed; later steps are then
         removed.
         """
         groups: dict[int, list[Step]] = {}
@@ -102,7 +102,7 @@ class Phases:
         self._add(groups)
 
     def _add(self, groups: dict[int, list[Step]]) -> None:
-        """Add the records in `groups` to those steps that are still arriving, and empty `groups`."""
+        """Add the records in `groups` to the steps whose records are still arriving, and empty `groups`."""
         for step, group in groups.items():
             if step in self._arriving:
                 self._arriving[step].add(group)
@@ -187,7 +187,7 @@ def phases_of(
 
 
 def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float]) -> Spread:
-    """The spread of the values of a stage; `places`: the index in `ranks` of each value."""
+    """The spread of the values `found` on a stage; `places`: for each value, the index of its rank in `ranks`."""
     if math.isnan(sum(found)):
         known = [(value, at) for value, at in zip(found, places, strict=True) if not math.isnan(value)]
         if not known:

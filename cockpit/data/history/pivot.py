@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def pivot(rows: Sequence[Mapping[str, T]]) -> dict[str, Sequence[T | None]]:
-    """The values of each key, one for each row; None where a row lacks it. Keys are in order of first appearance.
+    """For each key, its value in each row, or None if the row lacks the key. Keys are in order of first appearance.
 
     The ranks of a run usually report the same keys in the same order. In that case, one transposition replaces a
     look-up for each value and is several times as fast.

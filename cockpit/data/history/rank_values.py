@@ -26,7 +26,7 @@ class ByRank:
     values: Mapping[str, "array[float]"]  # by quantity, in the order of `ranks`
 
     def of(self, rank: int) -> dict[str, float]:
-        """The quantities of a rank; empty if it has no record of the step."""
+        """The quantities of a rank; empty if the rank has no record of the step."""
         try:
             at = self.ranks.index(rank)
         except ValueError:

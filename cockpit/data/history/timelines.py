@@ -77,7 +77,7 @@ class Timelines:
         return self._kept.dropped
 
     def at(self, step: int | None) -> dict[int, Timeline]:
-        """The timelines of a step by rank; empty if it is not kept."""
+        """The timelines of a step by rank; empty if the step is not kept."""
         kept = self._kept.get(step)
         if kept is None or step is None:
             return {}

@@ -129,7 +129,7 @@ class Matrix:
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
         """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: only the
-        pair with the most bytes in each tile. A condensed matrix keeps only these pairs."""
+        pair with the most bytes in each tile; a condensed matrix contains no other pairs."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:

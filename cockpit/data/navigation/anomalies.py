@@ -1,6 +1,6 @@
 """Anomalies, most severe first: alerts, outlying ranks and experts, and the slowest step.
 
-Each anomaly names the screen on which it can be seen, and the rank, expert or step to select there.
+Each anomaly names the screen that shows it, and the rank, expert or step to select on that screen.
 """
 
 import math
@@ -100,8 +100,8 @@ def _alerts(store: Store) -> Iterator[Anomaly]:
 
 
 def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | None]:
-    """The first layer and the first expert that the alert's text names; None if it names none, or if the run does not
-    have it. The text is parsed because an alert has no fields for layer and expert.
+    """The first layer and the first expert that the alert's text names; None in place of a layer or expert that is not
+    named or that the run does not have. The text is parsed because an alert has no fields for layer and expert.
     """
     layer, expert = (pattern.search(alert.text) for pattern in (_LAYER, _EXPERT))
     loads = {one.layer: len(one.load) for one in store.state.experts.layers} if store.state.experts else {}
@@ -114,7 +114,7 @@ def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | Non
 
 
 def _lost(store: Store) -> Iterator[Anomaly]:
-    """Lost ranks that no alert names, because an alert lists only the first 64 and comes later than the loss."""
+    """Lost ranks that no alert names: an alert lists only the first 64 ranks and is raised later than the loss."""
     alerted = {rank for alert in store.state.alerts.values() for rank in alert.ranks}
     lost = (rank for rank, gone in store.state.gone.items() if not gone.clean and rank not in alerted)
     for rank in islice(lost, MOST):

@@ -225,7 +225,7 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """What ends the gap: the next action, and when its input was ready on the neighbouring stage."""
+    """Text for the end of a gap: the next action, and when the neighbouring stage finished computing its input."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""
@@ -238,8 +238,8 @@ def _after_gap(pipeline: Pipeline, here: At) -> str:
 
 
 def longest(pipeline: Pipeline) -> tuple[Lane, Action, float] | None:
-    """Among the actions that take more than 1.5 times the median of their kind and stage, the one with the largest
-    excess over it: its lane, the action, and the excess in ms. None if there is no such action.
+    """The largest excess of an action over the median duration of its kind and stage: the lane, the action, and the
+    excess in ms. Only actions that take more than 1.5 times their median count; None if there are none.
     """
     found = [
         (action.end_ms - action.start_ms - lane.medians[action.kind, action.stage], lane, action)

@@ -32,7 +32,7 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """The value of a quantity in the step and in the usual step, on the stage where it grew most. Times are in ms."""
+    """A quantity on the stage where it grew most: its time in ms in the step and in the usual step."""
 
     quantity: str
     stage: int
@@ -48,8 +48,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, it holds two medians over steps: one of the stage's median, and one
-    of the value of the stage's worst rank.
+    """The usual step. For each quantity and stage, `values` holds the median over steps of the stage's median, and the
+    median over steps of the value of the stage's worst rank.
     """
 
     steps: int
@@ -74,7 +74,7 @@ class Comparison:
 
 
 def phases_at(store: Store, step: int | None) -> StepPhases | None:
-    """The compact record of a step. For a step that has just been reported, it is computed from the records of the
+    """The compact record of a step. If the step has just been reported, the record is computed from the records of the
     ranks.
     """
     kept = store.phases.get(step)
@@ -112,7 +112,7 @@ def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
 
 def usual(store: Store, revision: int) -> Usual | None:
     """The usual step, from the kept steps with the knob values of `revision` or, if there are too few, from all kept
-    steps. None with fewer than `FEWEST` steps."""
+    steps. None if fewer than `FEWEST` steps are kept."""
     return store.once(("usual", revision), (), lambda: _usual(store, revision), store.phases.revision)
 
 
@@ -180,7 +180,7 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
     """The growth relative to the rank's own usual value, if enough steps with per-rank values are kept. Another rank of
-    the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
+    the stage may be slow at every step, so the usual maximum over the stage is no valid reference for this rank.
     """
     if growth.whole:
         return growth
@@ -294,8 +294,8 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which an entry may belong. A step that is estimated from the time of the entry had ended before the
-    entry, so the entry belongs to the next step. An alert may be raised one step late.
+    """The steps to which a log entry may belong. A step that is estimated from the time of the entry had ended before
+    the entry, so the entry belongs to the next step. An alert may be raised one step late.
     """
     if entry.estimated:
         return (step + 1,)

@@ -89,7 +89,7 @@ def _facts(store: Store, rank: int, at: int | None) -> Iterator[Fact]:
 
 
 def _peer_group(store: Store, rank: int) -> tuple[list[int], Gather]:
-    """The ranks with the same work as a rank, and how to take their values from a column of the history."""
+    """The ranks with the same work as `rank`, and a `Gather` that picks their values from a column of the history."""
     places = store.rank_history.places
 
     def compute() -> tuple[list[int], Gather]:

@@ -38,7 +38,7 @@ def levels_of(store: Store, metric: Metric, readings: Readings) -> dict[int, Lev
 
 
 def worst_first(metric: Metric, readings: Readings, levels: dict[int, Level]) -> list[int]:
-    """The ranks by level, then by their deviation in the direction that is worse."""
+    """The ranks sorted by level, most severe first; within a level, the rank with the worst deviation comes first."""
     towards = metric.worse or 1
     order = sorted(
         zip(readings.ranks, readings.deviations, strict=True),

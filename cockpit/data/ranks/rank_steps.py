@@ -1,4 +1,4 @@
-"""The worst deviation of groups of ranks at each kept step, computed a few steps at a time."""
+"""The worst deviation in each group of ranks at each kept step, computed a few steps at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """By step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, it is the
-        row's highest value, or the lowest if less is worse. NaN: no value. The newest steps are computed first. One
-        call computes a limited number of steps; later calls compute the rest."""
+        """By step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, the value of a
+        row is the highest value of its ranks, or the lowest if less is worse. NaN: no value. The newest steps are
+        computed first. One call computes a limited number of steps; later calls compute the rest."""
         history = store.rank_history
         key = (
             *(
@@ -58,7 +58,7 @@ class RowHistory:
 
 
 class _Computer:
-    """Computes the rows of a step."""
+    """Computes the value of each row at a step."""
 
     def __init__(self, store: Store, metric: Metric, against: Against, rows: Sequence[Row]) -> None:
         self._metric, self._against = metric, against
@@ -91,7 +91,7 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """Split `ranks` into at most `rows` rows of consecutive ranks. Each `band` consecutive ranks form a band. If there
+    """Split `ranks` into at most `rows` rows of consecutive ranks. Every `band` consecutive ranks form a band. If there
     are enough rows, no row mixes ranks of two bands.
     """
     if not ranks or rows < 1:

@@ -40,8 +40,8 @@ _ESCAPES = re.compile(
 
 
 def plain_line(line: str) -> str:
-    """One line of terminal output as plain text: without escape codes, and after the last carriage return, so that only
-    the last state of a progress bar remains."""
+    """One line of terminal output as plain text, without escape codes and without the text before the last carriage
+    return, so that only the last state of a progress bar remains."""
     line = line.rstrip("\r\n")
     if "\r" in line:
         line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
@@ -96,7 +96,8 @@ class Tail:
             self.problem = f"{self.path} cannot be read: {error.strerror or error}"
 
     def _read(self, file: FileIO, size: int) -> None:
-        """Read up to `size`, or only the end if too much was added. In that case, drop the partial first line."""
+        """Read the bytes added to the file, up to offset `size`. If too many bytes were added, read only the last ones
+        and drop the partial first line."""
         skipped = size - self._at - (MORE_BYTES if self._at else FIRST_BYTES)
         if skipped > 0:
             self.unread_bytes += skipped
@@ -141,7 +142,7 @@ class Console:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start to read the output, because it is now visible."""
+        """Start reading the output, because it is now visible."""
         if self.folder is None:
             return
         self._wanted.set()
@@ -150,7 +151,7 @@ class Console:
             self._thread.start()
 
     def next_file(self) -> None:
-        """Choose the next file of the folder."""
+        """Switch to the next of `files`; after the last comes the first."""
         if len(self.files) > 1 and self.tail:
             at = self.files.index(self.tail.path) if self.tail.path in self.files else -1
             self._chosen = self.files[(at + 1) % len(self.files)]

@@ -50,7 +50,7 @@ def has_ended(store: Store) -> bool:
 
 
 def final_summary(store: Store) -> FinalSummary:
-    """The summary of the run of `store`, even if the run has not ended."""
+    """The summary of the run in `store`, even if the run has not ended."""
     state, step = store.state, store.step
     losses = [(at, value) for at, value in state.points("loss") if math.isfinite(value)]
     lowest = min(losses, key=lambda point: point[1], default=None)
@@ -121,7 +121,7 @@ def duration_text(seconds: float) -> str:
 
 
 def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
-    """The summary as labels and texts; changes last."""
+    """The summary as (label, text) pairs; the changes come last."""
     of = f" of {format.grouped(found.planned)}" if found.planned else ""
     yield "steps", f"{format.grouped(found.steps)}{of}"
     yield "wall time", format.MISSING if found.wall_s is None else duration_text(found.wall_s)

@@ -24,7 +24,8 @@ class NextRun:
 
 
 def next_run(run: ListedRun) -> NextRun:
-    """How to open a run of the list. Raises CockpitError if the run has nothing to show."""
+    """Choose whether to attach to a listed run or to play its recording. Raises CockpitError if the run has nothing to
+    show."""
     if not run.shows:
         raise CockpitError(f"{run.shown} has nothing to show: {run.why or run.status.value}")
     return NextRun(run.folder, run.shows == "live")

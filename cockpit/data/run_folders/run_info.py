@@ -31,7 +31,7 @@ class Fact:
 
     @property
     def plain(self) -> Any:
-        """The value for JSON; None if it is not known."""
+        """The value for JSON; None if the value is unknown."""
         if self.text == format.MISSING:
             return None
         return self.text if self.value is None else self.value
@@ -46,7 +46,7 @@ class Section:
 
 
 def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]:
-    """The known settings and paths of the run of `store`. `files`: the files in its folder; None if the folder is not
+    """The known settings and paths of the run in `store`. `files`: the files in its folder; None if the folder is not
     on this machine. `target`: the name of the run for `cockpit attach`.
     """
     found = [Section(title, tuple(facts(store, files, target))) for title, facts in SECTIONS.items()]

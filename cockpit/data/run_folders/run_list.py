@@ -66,7 +66,7 @@ SHOWS = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run of the list. A value that the run's folder does not contain is None."""
+    """A run in the list of runs. A value that the run's folder does not contain is None."""
 
     folder: Path
     status: RunStatus

@@ -38,8 +38,8 @@ class Address(NamedTuple):
 def address(
     run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
 ) -> Address:
-    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: the key must have the
-    role operator. `watch_only`: the hub must refuse every change over this connection.
+    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: whether the key must
+    have the role operator. `watch_only`: whether the hub must refuse every change over this connection.
     """
     try:
         found = _resolved(run)
@@ -74,8 +74,8 @@ def _local_endpoint(hub: Endpoints, operator: bool, watch_only: bool) -> str:
 
 
 def _resolved(run: str | None) -> Endpoints:
-    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError if there
-    is no hub.
+    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError if the run has no
+    hub.
     """
     if run is not None and is_ssh(run):
         found = forwarded_endpoints(run)
@@ -95,7 +95,7 @@ def _resolved(run: str | None) -> Endpoints:
 
 
 def _may_restart(run: str | None) -> bool:
-    """Whether the run's hub was killed but its sockets remain; its supervisor then restarts it."""
+    """Whether the run's hub was killed but its sockets remain; the supervisor then restarts the hub."""
     runs = list_runs(runs_dir())
     if run is not None:
         folder = Path(run).resolve()

@@ -25,8 +25,9 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Reads from the recording into the store: `CurveView.detail` and, once, the expert load before this screen was
-    opened. `target`: the run's name or folder; for a run given by URL, the folder is unknown and nothing is read."""
+    """Fills two parts of the store from the recording: `CurveView.detail` and, once, the expert load from before this
+    screen was opened. `target`: the run's name or folder; for a run given by URL, the folder is unknown and nothing is
+    read."""
 
     def __init__(self, target: str) -> None:
         self._target = target

@@ -209,7 +209,7 @@ class Playback:
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:
-        """Whether a stop or a move of this source is requested."""
+        """Whether `stop` was called or a move is waiting to be executed."""
         return self._stop.is_set() or not self._moves.empty()
 
     def _moved(self, replay: Replay) -> bool:
@@ -225,8 +225,8 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """Returns a predicate on moments that is false up to the next step summary, and true from the first moment after
-    it.
+    """Returns a predicate on moments that is false up to and including the next step summary, and true after that
+    summary.
     """
     found = False
 

@@ -1,4 +1,4 @@
-"""Reads a run at a position of its recording, for commands."""
+"""Reads the state of a run at a position of its recording, for the subcommands of ``cockpit``."""
 
 import re
 import time
@@ -44,7 +44,7 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
-    """The recording of a run. Raises CockpitError if there is no recording, or if it cannot be read."""
+    """The recording of a run. Raises CockpitError if the recording does not exist or cannot be read."""
     folder = folder_of(run)
     try:
         check_readable(folder)

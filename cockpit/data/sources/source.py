@@ -36,7 +36,8 @@ class Source(Protocol):
     def ask(self, asked: Request) -> None:
         """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
 
-        Returns at once. A new preview query replaces the previous one. Raises ViewerError if the source rejects it.
+        Returns at once. A new preview query replaces the previous one. Raises ViewerError if the source rejects the
+        request.
         """
         ...
 

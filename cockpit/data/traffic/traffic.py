@@ -37,8 +37,8 @@ class Most(NamedTuple):
 
 @dataclass(frozen=True)
 class Balance:
-    """The balance of one matrix. `between_nodes`: share of the bytes that cross nodes; None if a host is unknown.
-    `mean_pair`: mean bytes over the pairs that exchange data.
+    """How evenly the traffic of one matrix is spread over the ranks. `between_nodes`: share of the bytes that cross
+    nodes; None if a host is unknown. `mean_pair`: mean bytes over the pairs that exchange data.
     """
 
     total: int
@@ -100,7 +100,7 @@ def hosts_of(store: Store) -> dict[str, list[int]]:
 
 
 def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
-    """The ranks without a row that report zero all-to-all bytes, such as those of a stage without experts."""
+    """The ranks without a row that report zero all-to-all bytes, such as the ranks of a stage without experts."""
 
     def find() -> frozenset[int]:
         steps = store.state.steps

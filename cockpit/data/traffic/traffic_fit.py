@@ -1,4 +1,5 @@
-"""Fits the time in collectives of an axis from a run's own steps: ms = rest + alpha x micro-batches + beta x bytes.
+"""Fits a model of the time in an axis's collectives to a run's own steps: ms = rest + alpha x micro-batches + beta x
+bytes.
 
 A sample is one step: the bytes that a rank sends over the axis and its time in collectives, both as means over ranks.
 An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha is

@@ -1,1 +1,1 @@
-"""Receives measurements that a training program exports by itself, and shows them as a run."""
+"""Receives the measurements that a training program exports with OpenTelemetry, and shows the program as a run."""

@@ -1,4 +1,5 @@
-"""``cockpit listen``: shows the measurements that training programs export with OpenTelemetry as runs."""
+"""``cockpit listen``: receives the metrics and spans that training programs export with OpenTelemetry, and shows each
+program as a run."""
 
 import argparse
 import ipaddress
@@ -15,7 +16,7 @@ WORK_S = 0.5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command to its parser."""
+    """Add the options of `cockpit listen` to its parser."""
     parser.add_argument(
         "--otlp",
         metavar="[ADDRESS:]PORT",
@@ -36,8 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def listen(otlp: str, name: str, named: Sequence[str]) -> int:
-    """Receive exports until the command is interrupted. `otlp`: PORT or ADDRESS:PORT. `name`: name of the runs; "" for
-    the name of each service. `named`: further metrics, as ``METRIC=FIELD``. Raises CockpitError if it cannot listen.
+    """Receive exports until the command is interrupted. `otlp`: PORT or ADDRESS:PORT. `name`: the name of
+    every run; "" names each run after its service. `named`: additional metrics to read, as ``METRIC=FIELD``. Raises
+    CockpitError if it cannot listen.
     """
     host, port = listen_address(otlp)
     if len(name) > 64:

@@ -1,6 +1,6 @@
 """Decodes what a program exports with OpenTelemetry: metrics and spans of training, recognised by name.
 
-Everything is untrusted: only known names are read, and each number is checked.
+Exports are untrusted: only known names are read, and each number is checked.
 """
 
 import math
@@ -19,12 +19,13 @@ NO_VALUE = 1  # DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 
 
 class ExportError(ValueError):
-    """An export that is refused. The message is one sentence."""
+    """The export is refused. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a metric means: a field of `FIELDS`, and the factor that converts it to the unit of that field."""
+    """The meaning of an exported metric: a field of `FIELDS`, and the factor that converts it to the unit of that
+    field."""
 
     field: str
     factor: float = 1.0
@@ -86,7 +87,7 @@ FACTS = {
 
 @dataclass(frozen=True)
 class Source:
-    """The program that exports. Two exports with the same `service` and `run_id` belong to the same run."""
+    """The program that sent an export. Two exports with the same `service` and `run_id` belong to the same run."""
 
     service: str
     run_id: str
@@ -96,8 +97,9 @@ class Source:
 
 @dataclass
 class Reading:
-    """The numbers of one point in time, by field, in the units of `FIELDS`. `durations`: count and sum of a histogram
-    of step durations, in ms: cumulative since the start time `began`, or since the last export if `began` is None.
+    """The values that a program exported for one point in time, by field, in the units of `FIELDS`. `durations`: count
+    and sum of a histogram of step durations, in ms: cumulative since the start time `began`, or since the last export
+    if `began` is None.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Span:
-    """A completed span with a known name. `step`: the number of its step, if it has one."""
+    """A completed span with a known name. `step`: the number of the training step, if the span has one."""
 
     name: str
     seconds: float
@@ -115,8 +117,8 @@ class Span:
 
 
 def metrics_of(request: Any, names: Mapping[str, Quantity]) -> Iterator[tuple[Source, list[Reading]]]:
-    """The readings of an `ExportMetricsServiceRequest`, in order of time. `names`: the known metrics. Raises
-    ExportError."""
+    """The readings of an `ExportMetricsServiceRequest`, in order of time. `names`: the quantity of each known metric
+    name; other metrics are ignored. Raises ExportError."""
     for resource in request.resource_metrics:
         readings: dict[int, Reading] = {}
         for scope in resource.scope_metrics:
@@ -150,7 +152,8 @@ def _read(metric: Any, quantity: Quantity, readings: dict[int, Reading]) -> None
 
 
 def _at(point: Any, readings: dict[int, Reading]) -> Reading:
-    """The reading of a point's time. Raises ExportError if the export has too many times."""
+    """The reading at the time of `point`, added if it is missing. Raises ExportError if the export has too many points
+    in time."""
     reading = readings.setdefault(point.time_unix_nano, Reading())
     if len(readings) > MOST_TIMES:
         raise ExportError(f"an export has at most {MOST_TIMES} points in time for each program")
@@ -187,7 +190,7 @@ def _span(span: Any) -> Span:
 
 
 def source_of(resource: Any) -> Source:
-    """The program that a resource describes."""
+    """The program that an OpenTelemetry resource describes."""
     known = dict(_attributes(resource.attributes))
     run_id = next((str(known[name]) for name in RUN_IDS if name in known), "")
     facts = {FACTS[name]: value for name, value in known.items() if name in FACTS}
@@ -196,7 +199,8 @@ def source_of(resource: Any) -> Source:
 
 
 def _attributes(attributes: Iterable[Any]) -> Iterator[tuple[str, Value]]:
-    """The attributes in use, as text without control characters or as numbers; others are left out."""
+    """The attributes that this module uses, as numbers or as text without control characters. Other attributes are
+    left out."""
     used = {*FACTS, *RUN_IDS, "host.name"}
     for one in attributes:
         if one.key not in used:

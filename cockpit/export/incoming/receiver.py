@@ -71,7 +71,7 @@ class Receiver:
         return [body]
 
     def work(self, timeout_s: float) -> None:
-        """Take one export, if one arrives within the time, and end old runs."""
+        """Process one queued export, if one arrives within `timeout_s`, and end old runs."""
         try:
             job = self._jobs.get(timeout=timeout_s)
         except queue.Empty:

@@ -1,7 +1,7 @@
-"""Shows each program that exports as a run, with a step for each export with new step durations.
+"""Shows each program that exports metrics as a run. Each export with new step durations becomes one step.
 
-The steps go through `agents.join`, so hub, recording, screens and scripts see an ordinary run. It has one rank, the
-rank that exports, and no knobs, because OpenTelemetry carries nothing back.
+The steps go through `agents.join`, so hub, recording, screens and scripts see an ordinary run. The run has one rank,
+the rank that exports, and no knobs, because OpenTelemetry sends nothing back to the program.
 """
 
 import time
@@ -28,11 +28,11 @@ GATHERED = ("loss", "grad_norm", "lr", "mfu", "memory_bytes")
 
 
 class RefusedError(Exception):
-    """A program whose exports are not shown. The message says why."""
+    """The exports of a program are not shown. The message says why."""
 
 
 class ExportedRun:
-    """The run of one program. Its methods are called in the thread that created it."""
+    """The run that shows one exporting program. Its methods are called in the thread that created it."""
 
     def __init__(self, source: Source, name: str, now_s: float) -> None:
         self._loop = agents.join(name, host=source.host, facts=source.facts)
@@ -49,7 +49,7 @@ class ExportedRun:
         self._loop.at(0, IDLE)
 
     def take(self, readings: Sequence[Reading], now_s: float) -> None:
-        """Send a step for each reading with new step durations."""
+        """Send one step for each reading that contains new step durations."""
         self._interval_s, self._heard_s, self._late = now_s - self._heard_s, now_s, False
         for reading in readings:
             self._values |= reading.values
@@ -89,7 +89,8 @@ class ExportedRun:
         self._skipped = skipped
 
     def note(self, spans: Sequence[Span], now_s: float) -> None:
-        """Take the number of the newest step from spans, and log start-up, checkpoints and the end of training."""
+        """Take the number of the newest step from `spans`, and send events about start-up, checkpoints and the end of
+        training."""
         self._heard_s = now_s
         for span in spans:
             if span.name == STEP_SPAN:
@@ -119,7 +120,7 @@ class ExportedRun:
 
 
 class ExportedRuns:
-    """The runs of all programs that export. `name`: the name of each run; "" for the name of its service.
+    """One run for each program that exports. `name`: the name of every run; "" names each run after its service.
     `opened` is called with the name of a new run.
     """
 
@@ -154,8 +155,8 @@ class ExportedRuns:
         return run
 
     def end_old(self) -> None:
-        """End the runs whose programs have ended or are silent. A program without an identifier may export again
-        later; this is then another run."""
+        """End the runs whose programs have ended or are silent. If a program without a run id exports again later, it
+        becomes another run."""
         for source, run in list(self._runs.items()):
             if run.over(self._clock()):
                 run.close()

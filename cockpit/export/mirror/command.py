@@ -1,6 +1,6 @@
 """``cockpit mirror``: copies each step of a live run to another program, until the run ends.
 
-A mirror is a client like a screen: if the other program is slow or absent, only the mirror waits.
+Like a screen, a mirror is a client of the hub: if the other program is slow or absent, only the mirror waits.
 """
 
 import os
@@ -35,7 +35,8 @@ class Target:
 
 
 def _folder(run: str | None, out: str | None, name: str) -> Path:
-    """The folder `out` or, without `out`, a folder in the run's folder. Raises CockpitError if it cannot be created."""
+    """The folder for the mirror's files: `out` or, without `out`, `mirror/<name>` in the run's folder. Raises
+    CockpitError if the folder cannot be created."""
     if out is None and run is not None and "://" in run:
         raise CockpitError(f"the folder of {run} is not known here; name one with --out FOLDER")
     folder = Path(out) if out else folder_of(run) / "mirror" / name
@@ -87,8 +88,8 @@ TARGETS = {
 
 
 class _NewSteps:
-    """The steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`: number of
-    later steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
+    """Finds the steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`:
+    number of later steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -97,8 +98,8 @@ class _NewSteps:
         self.missed = 0
 
     def take(self, rebuilt: bool) -> list[Summary]:
-        """The new steps of the last poll. After a snapshot (`rebuilt`), the steps in the state that are newer than the
-        last mirrored step."""
+        """The steps that the last poll received or, after a snapshot (`rebuilt`), the steps in the state that are newer
+        than the last mirrored step."""
         if rebuilt:
             found = self._connection.store.state.summaries
             if self._last in found:
@@ -115,8 +116,8 @@ class _NewSteps:
 
 
 def mirror(run: str | None, to: str, out: str | None) -> int:
-    """Copy the steps of a live run, from the oldest step that the hub keeps, until the run ends. Returns 0 if the run
-    ended, 1 if it failed. Raises CockpitError if the other program does not accept the steps."""
+    """Copy the steps of a live run to another program, from the oldest step that the hub keeps, until the run ends.
+    Returns 0 if the run ended, 1 if it failed. Raises CockpitError if the other program does not accept the steps."""
     target = TARGETS[to]
     with needing(target.library.partition(".")[0], f"a mirror to {to}", EXTRA):
         import_module(target.library)  # before the connection, because this can take seconds
@@ -144,7 +145,8 @@ def mirror(run: str | None, to: str, out: str | None) -> int:
 
 
 def _follow(connection: Connection, writer: CurveWriter, simulated: bool) -> tuple[int, _NewSteps]:
-    """Write steps until the run ends; returns the number of steps written."""
+    """Write the steps of a run until it ends. Returns the number of written steps, and the `_NewSteps` that found
+    them."""
     new, steps, rebuilt = _NewSteps(connection), 0, True
     while True:
         found = new.take(rebuilt)

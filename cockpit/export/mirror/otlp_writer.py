@@ -19,7 +19,7 @@ class OtlpError(Exception):
 
 
 class _Reasons(logging.Handler):
-    """Keeps the newest log message of the SDK: it says why an export failed."""
+    """Keeps the newest log message of the OpenTelemetry SDK, because it says why an export failed."""
 
     last = ""
 
@@ -28,8 +28,9 @@ class _Reasons(logging.Handler):
 
 
 class OtlpWriter:
-    """`endpoint`: URL of the collector, such as ``http://localhost:4318``. If it is None, the SDK reads its environment
-    variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and uses the URL above by default."""
+    """Sends steps to an OpenTelemetry collector. `endpoint`: its URL, such as ``http://localhost:4318``. If `endpoint`
+    is None, the SDK reads its environment variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and otherwise uses the
+    URL above."""
 
     def __init__(self, endpoint: str | None, hello: Hello) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

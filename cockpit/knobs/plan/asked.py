@@ -11,7 +11,7 @@ from cockpit.knobs.values import value_knobs
 
 
 class AskedWhatIf:
-    """Hypothetical values of live knobs. Callers hold the store's lock."""
+    """Hypothetical values of the live knobs, and the run's preview of them. Callers hold the store's lock."""
 
     def __init__(self, source: Source) -> None:
         self.edits = Edits()
@@ -30,7 +30,7 @@ class AskedWhatIf:
         return supported(store) and bool(value_knobs(store.state.board))
 
     def update(self, store: Store) -> None:
-        """Read the knobs and the answer, or send a query once the values are stable."""
+        """Read the knobs and the run's answer, or send a preview query once the hypothetical values are stable."""
         self._rows = value_knobs(store.state.board)
         self.preview.update(store, self.edits.pending(self._rows))
 

@@ -17,8 +17,8 @@ FROM_STEP = "planned: from the step time"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Measured memory of the rank that uses the most memory at one pp coordinate. `step`: bytes of its newest step;
-    `device`: bytes in use on its device."""
+    """The measured memory of one rank: the rank that uses the most memory among the ranks of a pp coordinate. `step`:
+    bytes of its newest step; `device`: bytes in use on its device."""
 
     rank: int
     step: int | None
@@ -26,7 +26,7 @@ class RankMemory:
 
 
 def measured_memory(store: Store) -> dict[int, RankMemory]:
-    """For each pp coordinate, the memory of the rank whose newest step used the most memory."""
+    """For each pp coordinate, the memory of the rank that used the most memory in its newest step."""
     return store.once("plan.memory", (Topic.RANKS, Topic.GRID), lambda: _measured_memory(store))
 
 
@@ -51,7 +51,8 @@ def sent_bytes(store: Store) -> dict[str, float]:
 
 
 def estimates(store: Store, now: "Outlook", after: "Outlook") -> list[Estimate]:
-    """The effect of a change on each quantity. `now` is the outlook of the unchanged run."""
+    """The estimated effect of a change on each quantity. `now` and `after`: the outlook of the run without and with the
+    change."""
     return [*_times(store, now, after), *_bubbles(store, now, after), *_sizes(now, after)]
 
 

@@ -59,7 +59,7 @@ class WhatIf:
     # -------------------------------------------------------------------------------------------- asking
 
     def update(self, store: Store) -> None:
-        """Copy the data that the planner needs from the store."""
+        """Copy from the store the data that the planner needs."""
         reported = runs.reported(store, self._folder)
         if reported != self._reported:
             self._reported, self._measured_at = reported, None
@@ -102,7 +102,7 @@ class WhatIf:
     def _ask(
         self, what: tuple[Any, ...], compute: "Callable[[Planner], Any]", later: bool = False
     ) -> Answer | None:
-        """The answer of `compute` for the values in force, cached under the key `what`."""
+        """The result of `compute` for the knob values in force, cached under the key `what`."""
         basis, reported, measured = self.basis(), self._reported, self._measured
         if basis is None or reported is None:
             return None
@@ -123,7 +123,7 @@ class WhatIf:
         return self._ask(("outlook", *changes.items()), lambda planner: planner.outlook(changes))
 
     def alternatives(self) -> Answer | None:
-        """An `Alternative` for each value of the settings in `MODES`."""
+        """An `Alternative` for every value of each setting in `MODES`."""
         return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
 
     def suggestions(self, store: Store) -> Answer | None:
@@ -141,7 +141,8 @@ class WhatIf:
         return self._ask(("suggestions", len(store.state.trials)), compute, later=True)
 
     def chart(self, kind: str) -> Answer | None:
-        """The roofline (`kind` "roofline") or the points of a scaling curve ("strong" or "weak") after the changes."""
+        """The roofline (`kind` "roofline") or the points of a scaling curve ("strong" or "weak") of the run after the
+        hypothetical changes."""
         changes = dict(self.changes)
 
         def compute(planner: "Planner") -> Any:
@@ -172,7 +173,7 @@ class WhatIf:
         return rows[min(self.row, len(rows) - 1)] if rows else None
 
     def _is_early(self, what: str, by: int) -> bool:
-        """Whether the layout is still being read. If so, store the key so that it can be handled later."""
+        """Whether the layout is still being read. If so, remember the key press, to handle it later."""
         if self.layout() is not None:
             return False
         self._early.append((what, by))
@@ -224,7 +225,7 @@ class WhatIf:
         self._early.clear()
 
     def live(self, store: Store) -> dict[str, Value]:
-        """The hypothetical values that are legal on the run's board now."""
+        """The hypothetical values that the run's knob board would accept now."""
         knobs = {knob.name: knob for knob in value_knobs(store.state.board)}
         return {
             name: value
@@ -234,7 +235,7 @@ class WhatIf:
 
 
 def live_knob(store: Store, setting: Setting) -> KnobState | None:
-    """The live board's knob with the same name as the setting; None if there is none."""
+    """The knob on the live board that has the setting's name; None if there is no such knob."""
     return next((knob for knob in value_knobs(store.state.board) if knob.name == setting.name), None)
 
 

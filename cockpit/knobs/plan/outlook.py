@@ -1,5 +1,5 @@
-"""The planner's predictions for a run after changes: memory, time, bubble and bytes. Only the worker's thread imports
-this module, because it imports the planner."""
+"""The planner's predictions for a run after changes: memory, time, bubble and bytes. This module
+imports the planner, so it is imported only in the worker thread."""
 
 from dataclasses import dataclass, replace
 
@@ -27,8 +27,9 @@ ASSUMED_ERROR = 0.5
 
 @dataclass(frozen=True)
 class Outlook:
-    """A planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`: the result of
-    `bubble_bound`. `bytes`: bytes that rank 0 sends in a step, by axis. `source`: where the times come from.
+    """The predictions for a planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`:
+    the bubble that the schedule cannot avoid (`bubble_bound`). `bytes`: bytes that rank 0 sends in a step, by axis.
+    `source`: a text that says where the times come from.
     """
 
     changes: tuple[tuple[str, Value], ...]
@@ -54,7 +55,7 @@ class Outlook:
 
 
 class Planner:
-    """Plans one run under one set of knob values."""
+    """Predicts the memory, traffic and step time that one run would have after changes of its settings."""
 
     def __init__(self, reported: Reported, basis: Basis, measured: Measured) -> None:
         self.reported, self.basis = reported, basis
@@ -67,13 +68,13 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The job of a layout, with the measured load imbalance between ep ranks."""
+        """The job that the planner plans for a layout, with at least the measured load imbalance between ep ranks."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
 
     def machine(self, outlook: Outlook) -> Hardware:
-        """The machine for which an outlook was computed."""
+        """The machine that an outlook assumes."""
         name = dict(outlook.changes).get(MACHINE)
         return known_hardware(str(name)) if name else self.hardware
 
@@ -129,7 +130,7 @@ class Planner:
         )
 
     def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
-        """The interval of the step time, and its source."""
+        """The predicted step time with its interval, and a text that names the source of both."""
         low, likely, high = after.step_s
         if self._factors is None or self._now is None or changes.get(MACHINE):
             return Span(low, likely, high), "the planner alone; interval of published runs"
@@ -150,7 +151,8 @@ class Planner:
 
 
 def _same(steps: Steps, reported: Reported) -> bool:
-    """Whether the steps ran with the knob values in force. Only knobs whose values a summary contains are compared."""
+    """Whether the steps ran with the knob values in force. Only knobs whose values are part of a step's summary can be
+    compared."""
     values = dict(reported.values)
     return all(values.get(name, value) == value for name, value in steps.values)
 

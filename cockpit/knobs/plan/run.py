@@ -1,6 +1,6 @@
-"""The data about a run that the planner needs, as a cheap copy from the store, and the run's layout from its folder.
+"""The planner's input: facts and measurements copied from the store, and the layout read from the run's folder.
 
-`reported` and `measured` copy under the store's lock; `basis` reads files, so it runs in the worker's thread.
+`reported` and `measured` copy data under the store's lock; `basis` reads files, so it runs in the worker thread.
 """
 
 from collections import Counter
@@ -54,8 +54,8 @@ class Reported:
 
 @dataclass(frozen=True)
 class Steps:
-    """Measured steps with one set of knob values: the seconds of each step, and the mean seconds in exposed
-    collectives."""
+    """Measured steps that ran with one set of knob values: the duration of each step, and the mean time that a step
+    spent in exposed collectives, both in seconds."""
 
     values: Values
     step_s: tuple[float, ...]
@@ -140,7 +140,8 @@ def _capacity(store: Store, device: str) -> tuple[int | None, str]:
 
 
 def measured(store: Store) -> Measured:
-    """The steps of the run, grouped by knob values. The caller holds the store's lock."""
+    """What the run has measured: its newest steps grouped by knob values, its newest expert loads, and the error of its
+    checked predictions. The caller holds the store's lock."""
     found: dict[Values, list[tuple[float, float | None]]] = {}
     for values, steps in groupby(store.state.summaries, key=lambda one: tuple(sorted(one.knobs.items()))):
         for summary in list(steps)[SETTLING:]:
@@ -163,7 +164,7 @@ def _steps(values: Values, rows: Sequence[tuple[float, float | None]]) -> Steps:
 
 
 def basis(run: Reported) -> Basis:
-    """Read the layout of the run and find its machine. Raises NoLayoutError with one sentence."""
+    """Read the layout of the run and find its machine. Raises NoLayoutError, whose message is one sentence."""
     from engine.planner.hardware.cpu import CPU_CORE
     from engine.planner.what_if import machine_of_run
 

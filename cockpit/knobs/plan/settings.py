@@ -1,7 +1,7 @@
-"""The settings of a layout that a what-if can change: their values, and the layout with other values.
+"""The layout settings that a what-if can change: their possible values, and the layout after a change.
 
-A what-if keeps the number of ranks and the global batch, unless it changes these settings. dp_shard follows the other
-axes. If a change makes the number of micro-batches illegal, the nearest legal number is used.
+A what-if keeps the number of ranks and the global batch, unless it changes these settings. dp_shard is adjusted to
+the other axes. If a change makes the number of micro-batches illegal, the nearest legal number is used.
 """
 
 import math
@@ -32,8 +32,8 @@ Changes = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the what-if. `key`: its key in a layout. `knob`: whether the live board may have a knob of this
-    name."""
+    """One row of the what-if panel. `key`: the key of the setting in a layout. `knob`: whether the live board may have
+    a knob of this name."""
 
     name: str
     key: str
@@ -201,7 +201,8 @@ class Changed:
 
 
 def changed(layout: Layout, changes: Changes) -> Changed:
-    """The layout after `changes` and the other settings that had to change. Raises LayoutError with one sentence."""
+    """The layout after `changes`, and the other settings that had to change. Raises LayoutError, whose message is one
+    sentence."""
     new = layout
     ranks = changes.get("ranks")
     if isinstance(ranks, int):  # set first, because changes of axes keep the number of ranks
@@ -226,7 +227,7 @@ def changed(layout: Layout, changes: Changes) -> Changed:
 
 
 def _with_legal_micro_batches(layout: Layout) -> Layout:
-    """The layout with the legal number of micro-batches that is nearest to its current number."""
+    """`layout` or, if its number of micro-batches is not legal, a copy with the nearest legal number."""
     now = layout.knobs.micro_batches
     legal = legal_micro_batches(layout, layout.schedule.name)
     if not legal or now in legal:

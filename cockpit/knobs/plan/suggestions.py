@@ -1,5 +1,5 @@
-"""Changes of one setting each, ranked by the planner, for the knob board and for a restart. Only the worker's thread
-and `cockpit advise` import this module, because it imports the planner."""
+"""The planner's advice: changes of one setting each, ranked by predicted step time, for the knob board and for a
+restart. This module imports the planner, so only the worker thread and `cockpit advise` import it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision
 @dataclass(frozen=True)
 class Suggestions:
     """`live`: changes that the knob board can make; `restart`: changes of the layout. `peaks`: for each change, the
-    planned bytes of the rank that needs the most memory."""
+    planned peak memory, in bytes, of the rank that needs the most."""
 
     live: Advice
     restart: Advice
@@ -65,8 +65,8 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """The changes of live knobs that the plan screen advises, for commands without a screen. None if the layout of the
-    run cannot be read or planned here; the caller must then ask the run itself."""
+    """The changes of live knobs that the plan screen would advise, for commands that run without a screen. None if the
+    layout of the run cannot be read or planned here; the caller must then ask the run itself."""
     reported = runs.reported(store, None)
     try:
         if reported is None or store.state.board is None:
@@ -103,7 +103,7 @@ def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Cand
 
 
 def levels(planner: Planner, outlook: Outlook) -> tuple[Level, ...]:
-    """The communication roofline of a planned job, for each level of the network."""
+    """The communication roofline of a planned job: one `Level` for each level of the network."""
     release = planner.basis.layout.plan.release
     return roofline(planner.job(outlook.layout), planner.machine(outlook), release)
 

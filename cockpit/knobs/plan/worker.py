@@ -67,7 +67,7 @@ class Worker:
             return Answer(known[1].value, known[1].refusal, fresh=False) if known else None
 
     def forget(self) -> None:
-        """Drop the questions that are not answered yet."""
+        """Drop all queued questions; a running computation continues."""
         with self._lock:
             self._open.clear()
 

@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class Backdrop(Visual):
-    """The lines of a screen, tinted with `colour`.
+    """The backdrop of a dialog: the lines of the screen below it, tinted with `colour`.
 
     Gives the same result as Textual's `BackgroundScreen` in a quarter of the time. `BackgroundScreen` passes every cell
     through a Rich console and blends the colours of each segment again.
@@ -49,7 +49,7 @@ class Backdrop(Visual):
 
 @lru_cache(4096)
 def _tinted(style: RichStyle, colour: Color, base: RichStyle) -> RichStyle:
-    """The style with the tint `colour`, without links."""
+    """`style` tinted with `colour`, without links."""
     style = style.clear_meta_and_links()
     front, back = (
         (Color.from_rich_color(one) + colour).rich_color if one is not None else None
@@ -68,7 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out the dialog again only if the size changed. Textual would repeat layout and painting even if the size
-        is still that at which the dialog was opened."""
+        """Lay out the dialog again only if the size changed. Plain Textual would lay out and paint it again even if
+        the size is unchanged since the dialog was opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

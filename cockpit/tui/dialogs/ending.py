@@ -20,7 +20,8 @@ Answer = Literal["save", "end", "stay"]
 
 
 class Ending(Dialog[Answer]):
-    """A dialog with three answers. `again`: the keys that opened the dialog; pressing them again ends the run."""
+    """A dialog that asks whether to save and end the run, to end it, or to stay. `again`: the keys that opened the
+    dialog; pressing them again ends the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
 

@@ -28,7 +28,7 @@ OFF = 8  # columns for the deviation
 
 
 class MetricList(Widget):
-    """The lines of the list."""
+    """The list of metrics, with one line per metric."""
 
     def __init__(self, store: Store, selection: Selection) -> None:
         super().__init__(id="metrics")
@@ -44,7 +44,7 @@ class MetricList(Widget):
         self.set_interval(REFRESH_S, self.read)
 
     def read(self) -> None:
-        """Read the numbers from the store."""
+        """Update the list with the current numbers of the store."""
         colours = palette(self.app.theme)
         with self._store.lock:
             lines = [_heading(colours)]

@@ -58,7 +58,7 @@ class Prompt(Dialog[Deed]):
             self.update_from(self._shown())
 
     def update_from(self, store: Store) -> None:
-        """Check the text again against the current state of the run. The caller holds the store's lock."""
+        """Check the typed text again against the current state of the run. The caller holds the store's lock."""
         if not self.is_mounted:
             return
         self._judged = self.line.judge(store, self._input.value)
@@ -120,7 +120,7 @@ class Prompt(Dialog[Deed]):
             self._input.cursor_position = len(self._input.value)
 
     def action_recall(self, by: int) -> None:
-        """Move `by` entries through the earlier texts, and show that text; past the newest one, show an empty line."""
+        """Move `by` entries through the earlier texts, and show the text there; past the newest, show an empty line."""
         self._place = max(0, min(len(self._kept), self._place + by))
         self._input.value = self._kept[self._place] if self._place < len(self._kept) else ""
         self._input.cursor_position = len(self._input.value)

@@ -18,8 +18,8 @@ from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
 
 
 class RunsScreen(Dialog[NextRun | None]):
-    """Returns the run to open, or None. `operator`: whether a live run is opened as operator; `at`: the folder of the
-    run at the cursor."""
+    """A dialog with the list of runs. It returns the run to open, or None. `operator`: whether a live run is opened as
+    operator; `at`: the folder of the run at the cursor."""
 
     def __init__(self, session: Session, operator: bool = False, at: Path | None = None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class RunsScreen(Dialog[NextRun | None]):
         self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {"Runs": (*RUNS, *LIST)}))
 
     def action_open(self) -> None:
-        """Check in a thread that the run can be opened, and return it."""
+        """Check in a separate thread that the chosen run can be opened; if so, close this screen and return the run."""
         run = self.table.chosen
         if run is None or self._opening:
             return
@@ -84,7 +84,8 @@ class RunsScreen(Dialog[NextRun | None]):
             self.dismiss(following)
 
     async def action_compare(self) -> None:
-        """Compare the shown run with the marked runs, or else with the run at the cursor, on the curves screen."""
+        """Compare the shown run with the marked runs on the curves screen. If no run is marked or compared yet, mark
+        the run at the cursor first."""
         comparison, source = self._session.comparison, self._session.source
         chosen = self.table.chosen
         if not self.table.marked and not self._compared() and chosen and not self.table.is_current(chosen):

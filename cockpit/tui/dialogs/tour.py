@@ -25,7 +25,7 @@ LINES = (
 
 
 class Tour(Dialog[None]):
-    """A card with the facts that a new user needs."""
+    """A dialog that tells new users what they need to know."""
 
     _closed = False
 
@@ -58,7 +58,8 @@ class Tour(Dialog[None]):
 
 
 def is_first_time(folder: Path | None = None) -> bool:
-    """Whether this user has not seen the tour yet. Marks the tour as seen. False if the mark cannot be written."""
+    """Whether this user has not seen the tour yet. The call marks the tour as seen; it returns False if the mark cannot
+    be written."""
     try:
         folder = folder or platformdirs.user_state_path("cockpit")
         folder.mkdir(parents=True, exist_ok=True)

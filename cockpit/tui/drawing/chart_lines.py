@@ -22,7 +22,7 @@ _GLYPHS = {bits: 0x2800 + bits for bits in range(1, 256)} | {0: ord(" ")}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, as one or more polylines."""
+    """A line of a chart. It consists of several polylines if it has gaps."""
 
     polylines: Sequence[Sequence[Place]]
     style: Style
@@ -54,7 +54,7 @@ def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> l
 def chart_rows(
     drawings: Sequence[Layer], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
 ) -> list[StripLine]:
-    """A chart with the given curves, as `rows` rows of `AXIS` + `axis.columns` cells."""
+    """A chart of `drawings` as `rows` lines, each `AXIS` + `axis.columns` cells wide."""
     above = frozenset().union(*(drawing.above for drawing, _ in drawings))
     below = frozenset().union(*(drawing.below for drawing, _ in drawings))
     places = _label_rows(rows)
@@ -80,7 +80,7 @@ def chart_rows(
 
 
 def _row(scale: Scale, value: float, rows: int) -> int | None:
-    """The row of a value; None if the value is off the scale."""
+    """The row in which a y value is drawn; None if the value is off the scale."""
     place = scale.place(value)
     return rows - 1 - round(place * (rows - 1)) if 0 <= place <= 1 else None
 
@@ -100,8 +100,8 @@ def _add_cells(
     level: tuple[str, Style],
     colours: Palette,
 ) -> None:
-    """Add the cells of a row; adjacent cells of equal style are merged. `level`: glyph and style of the cells in which
-    nothing else is drawn."""
+    """Add the cells of a row; adjacent cells of equal style are merged. `level`: the glyph and style of cells that
+    would otherwise be blank."""
     layers = [(drawing.cells[row], style) for drawing, style in drawings if any(drawing.cells[row])]
     plain = len(layers) < 2 and level[0] == " "
     special = {*edge, *over.verticals, *(() if over.cursor is None else (over.cursor,))} if plain else ()

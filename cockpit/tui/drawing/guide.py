@@ -21,7 +21,7 @@ class Guide:
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The reason and, if all lines of the guide fit in the panel, the guide below it."""
+    """The lines of an empty screen: the reason `why` it is empty and, if the whole guide fits, the guide below."""
     lines = [StripLine().add(f"{format.MISSING} {why}", colours.text)]
     room = min(width, WIDEST)
     rest = [StripLine()]

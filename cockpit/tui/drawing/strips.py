@@ -48,7 +48,7 @@ class StripLine:
         self.width += count
 
     def add_fitting(self, width: int, *items: Sequence[tuple[str, Style]]) -> "StripLine":
-        """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells. No item
+        """Add items until one does not fit in `width` cells. An item is a sequence of texts with their styles. No item
         is cut, because a cut number looks like another number."""
         for parts in items:
             if self.width + sum(cell_len(text) for text, _ in parts) > width:
@@ -62,7 +62,7 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same text with the style `background` added to the style of each part."""
+        """The same line with `background` added to the style of each part."""
         line = StripLine()
         for text, style in self._parts:
             line.add(text, style + background)
@@ -100,7 +100,7 @@ def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
 
 
 def blank(width: int, style: Style) -> Strip:
-    """An empty line with a style, because Textual's NO_COLOR filter fails on a Strip without a style."""
+    """An empty line in `style`. Textual's NO_COLOR filter fails on a Strip without a style."""
     return Strip.blank(width, style)
 
 

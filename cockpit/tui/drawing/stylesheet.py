@@ -4,9 +4,9 @@ from textual.css.stylesheet import Stylesheet
 
 
 class KeptStylesheet(Stylesheet):
-    """A style sheet that caches parsed sources. Textual parses every source again when a screen is opened for the first
-    time. The sources here do not change, so a source is parsed again only if the variables of the theme have changed.
-    """
+    """A style sheet that caches parsed CSS sources. Plain Textual parses all sources again when a screen is opened for
+    the first time. This program's CSS does not change, so it is parsed again only if the theme's variables have
+    changed."""
 
     def set_variables(self, variables: dict[str, str]) -> None:
         """Set the variables of the theme; if they have changed, discard all parsed sources."""

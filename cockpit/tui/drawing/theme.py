@@ -1,6 +1,6 @@
 """The styles of each theme, which all panels use.
 
-Each status colour also has a glyph. On a terminal with few or no colours, the density of a cell's glyph replaces its
+A glyph accompanies each status colour. On a terminal with few or no colours, the density of a cell's glyph replaces its
 colour: a denser glyph is worse.
 """
 
@@ -52,7 +52,7 @@ class Palette:
 
     @staticmethod
     def bin(deviation: float) -> int:
-        """The index in `deviation` of a deviation (0.1: ten per cent above the median)."""
+        """The index in the colour scale `deviation` for a deviation, where 0.1 is 10 % above the median."""
         return sum(deviation >= edge for edge in DEVIATION_EDGES)
 
 

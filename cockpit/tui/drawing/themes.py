@@ -1,8 +1,8 @@
-"""The themes as tables of colours, and the Textual theme of each. `THEMES` are for terminals with 256 or more colours:
-the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are readable.
-The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced by the
-nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks differences
-with bold and reverse text.
+"""The colours of each theme, and the Textual themes made from them. `THEMES` are for terminals with 256 or more
+colours: the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are
+readable. The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced
+by the nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks
+differences with bold and reverse text.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,8 @@ class Depth(Enum):
 
 @dataclass(frozen=True)
 class Hues:
-    """The colours of one theme. `ink`: text, strong text, dim text, faint text, and lines such as borders."""
+    """The colours of one theme. `ink`: the colours of text, strong text, dim text, faint text, and lines such as
+    borders."""
 
     about: str
     dark: bool
@@ -156,8 +157,8 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 
 def _borrowed(theme: Theme) -> Hues:
-    """A theme from Textual's registry. Its colours for text and status are adjusted until they are readable. Its colour
-    ramps are the cockpit's, which are ordered by lightness.
+    """The colours of a theme from Textual's registry. Its colours for text and status are adjusted until they are
+    readable. Its colour scales are those of the cockpit's own themes, which are ordered by lightness.
     """
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background
@@ -257,8 +258,8 @@ def offered(depth: Depth) -> list[str]:
 
 
 def fitting(name: str, depth: Depth) -> str:
-    """The theme `name` if the terminal can show it; otherwise the first theme that it can show and that is dark if
-    `name` is dark, or light if `name` is light."""
+    """The theme `name` if the terminal can show it. Otherwise the first theme that the terminal can show and that has
+    the same kind of background, dark or light."""
     names = offered(depth)
     if name in names:
         return name

@@ -1,4 +1,4 @@
-"""Keys that work on every screen: the app, the screens, panels, lists, the prompt and the playback."""
+"""Keys that work on every screen, for the app, the screens, panels, lists, the prompt and the playback."""
 
 from cockpit.tui.keys.action import Action, bindings
 

@@ -41,7 +41,7 @@ A file with an unknown id, an unknown key, or two actions on one key in one plac
 
 
 def table() -> str:
-    """The page, as Markdown."""
+    """The page docs/operate/keys.md, as Markdown."""
     renamed = "; ".join(
         f"The id `{old}` of earlier releases is accepted for `{new}`" for old, new in RENAMED.items()
     )

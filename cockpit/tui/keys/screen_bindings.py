@@ -1,4 +1,4 @@
-"""Keys of the panels of each screen."""
+"""The keys that work in the panels of each screen."""
 
 from cockpit.tui.keys.action import Action, bindings
 from cockpit.tui.keys.general_bindings import LIST

@@ -1,5 +1,5 @@
-"""The user's keys, from ``keys.toml`` in the configuration directory, with lines such as ``"app.knobs" = "b"`` that
-bind an action id.
+"""The user's key bindings, from ``keys.toml`` in the configuration directory. Its lines bind action ids to keys, such
+as ``"app.knobs" = "b"``.
 
 A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds two actions to one
 key in the same place.
@@ -61,7 +61,7 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
 
 
 def _key(path: Path, id: str, text: str) -> str:
-    """The name of a key in Textual, such as ``question_mark`` for ``?``."""
+    """The name that Textual uses for a key, such as ``question_mark`` for ``?``."""
     found = _MODIFIED.fullmatch(text)
     key = found["key"] if found else ""
     if found and len(key) == 1 and key.isprintable() and key != " ":
@@ -81,8 +81,8 @@ def _is_character(name: str) -> bool:
 
 
 def places() -> dict[str, tuple[Action, ...]]:
-    """The actions whose keys are active at the same time, by place. A place is a panel in a live run, a panel in a
-    replay, or a dialog."""
+    """For each place, the actions whose keys are active there at the same time. A place is a panel in a live run, a
+    panel in a replay, or a dialog."""
     everywhere = (*SCREENS, *APP, *PANELS)
     recorded = (*(action for action in everywhere if action.id not in NOT_IN_REPLAY), *REPLAY)
     found: dict[str, tuple[Action, ...]] = {"ending": ENDING, "prompt": PROMPT}
@@ -118,15 +118,15 @@ class Conflict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The conflict in one sentence, as an error message."""
         one, other = (f"{id} ({BY_ID[id].label})" for id in (self.first, self.second))
         place = f"{spelled(self.key)} would be both {one} and {other} in {self.place}"
         return f"the key {place}; give one of them another key"
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that would have two actions in one place. Overlaps of the default keys are allowed: some panels bind
-    keys such as Enter to actions of their own, which take precedence over the screen's actions."""
+    """The keys that are bound to two actions in the same place. Overlaps of the default keys are allowed: some panels
+    bind keys such as Enter to actions of their own, which take precedence over the screen's actions."""
     for place, actions in sorted(places().items()):
         taken: dict[str, Action] = {}
         for action in actions:

@@ -53,7 +53,7 @@ class Curves(RunScreen):
             super().action_turn(by)
 
     def action_zoom(self) -> None:
-        """Show only the current chart, or maximise another panel."""
+        """Maximise the current panel. If it is the charts panel, show only the current chart."""
         super().action_zoom()
         self.charts.choices.alone = self._zoomed and self._current == "charts"
         self.charts.redraw()
@@ -98,7 +98,7 @@ class Curves(RunScreen):
         self.app.push_screen(Choose("Metrics", rows, current, shown, several=True), show)
 
     def action_versus(self) -> None:
-        """Choose the run to compare with."""
+        """Let the user choose a run to compare with."""
         comparison = self.session.comparison
         own = run_folder(self.session.source.target)
         there = {one.folder for one in comparison.others}
@@ -132,7 +132,7 @@ def _recorded_s(run: Run) -> float:
 
 
 def _about(run: Run, shown: bool) -> str:
-    """The state of a run as text, found without reading its recording."""
+    """A text with the state of a run, determined without reading its recording."""
     state = "live" if run.live else "ended"
     recorded_s = _recorded_s(run)
     if not recorded_s:

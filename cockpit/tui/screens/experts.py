@@ -42,7 +42,7 @@ class Experts(RunScreen):
     # ------------------------------------------------------------------------------------- one layer
 
     def action_zoom(self) -> None:
-        """Show the layer under the cursor as bars, or the map again."""
+        """Switch between the map and the bars of the layer under the cursor; maximise any other panel."""
         if self._current == self.map.id:
             self._show_one_layer(not self.map.one_layer)
         else:

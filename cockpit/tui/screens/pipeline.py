@@ -21,7 +21,8 @@ from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 
 
 class Pipeline(RunScreen):
-    """The timeline, above the step times, the comparison of the slowest step with the usual step, and the stages."""
+    """The timeline; below it, the step times, the comparison of the slowest step with the usual step, and the
+    stages."""
 
     NAME = "pipeline"
     SAMPLES = frozenset({"timeline"})
@@ -68,8 +69,8 @@ class Pipeline(RunScreen):
             self._select(slowest)
 
     def action_kept(self, by: int) -> None:
-        """Select the next or previous kept step. If any kept steps have a timeline, select only among these. After the
-        newest kept step, the screen follows the run."""
+        """Select the next or previous kept step. If any kept steps have a timeline, select only among these. A move
+        past the newest kept step makes the screen follow the run again."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps

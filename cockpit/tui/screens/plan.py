@@ -14,7 +14,7 @@ from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """The what-if beside memory and advice. A small terminal shows one panel at a time."""
+    """The what-if panel beside the memory and advice panels. A small terminal shows one panel at a time."""
 
     NAME = "plan"
     NOT_MEDIUM = frozenset({"charts"})  # hidden by the style sheet in the medium layout
@@ -45,7 +45,8 @@ class Plan(RunScreen):
             panel.focus()
 
     async def action_open(self) -> None:
-        """Copy the hypothetical values to the knob board as edits. Changes of layout keys need a restart instead."""
+        """Copy the hypothetical values to the knob board as edits. If all of them are values of layout keys, show the
+        arguments for a restart instead."""
         store: Store = self.session.store
         with store.lock:
             live = self.what_if.live(store)

@@ -10,7 +10,7 @@ from cockpit.tui.widgets.ranks.steps import RankSteps
 
 
 class Ranks(RunScreen):
-    """The grid of ranks above their history, and the inspector beside both."""
+    """The rank grid above the history of all ranks, and the inspector beside both."""
 
     NAME = "ranks"
 

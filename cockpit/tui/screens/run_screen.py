@@ -77,7 +77,7 @@ class RunScreen(Screen[None]):
         self.set_focus(self._panels[self._current])  # immediately, because a key may have been typed ahead
 
     def on_screen_resume(self) -> None:
-        """Draw the footer again. It may have been drawn while a dialog was on top, with the keys that work there."""
+        """Draw the footer again, because it may show the keys of a dialog that was open on top of this screen."""
         self._footer.refresh()
 
     # ------------------------------------------------------------------------------------- refresh
@@ -140,7 +140,7 @@ class RunScreen(Screen[None]):
         self._panels[self._current].focus()
 
     def show_panel(self, name: str) -> bool:
-        """Give a panel the focus; False if the panel is not shown at this size or for this run."""
+        """Give a panel the focus. Returns False if the panel is not shown at this terminal size or for this run."""
         if name not in self._reachable():
             return False
         self._current = name

@@ -1,4 +1,4 @@
-"""The table of the screens, by name; `cockpit.tui.keys.general_bindings.SCREENS` has their keys."""
+"""The screens by name. Their keys are in `cockpit.tui.keys.general_bindings.SCREENS`."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 
 
 class _Screens(Mapping[str, type[RunScreen]]):
-    """The class of each screen. Each class is imported on its first lookup, because startup needs only one of them."""
+    """The class of each screen by name. A class is imported on its first lookup, because startup needs only one."""
 
     NAMES: ClassVar = {
         "overview": "Overview",

@@ -36,7 +36,8 @@ def notifies(environment: Mapping[str, str]) -> bool:
 
 
 class Attention:
-    """Shows the title and the notifications of one run. `write` sends a control sequence to the terminal."""
+    """Sets the terminal title and sends the notifications of one run. `write` sends a control sequence to the
+    terminal."""
 
     def __init__(self, write: Write, environment: Mapping[str, str] = os.environ) -> None:
         self._write = write

@@ -1,7 +1,7 @@
 """Textual driver that exits the cockpit when its terminal is closed, and resumes after every kind of suspension.
 
-If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. In plain Textual, the writer thread
-then ends at the first failed write. Its queue fills, and the main thread blocks on the full queue and does not handle
+If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. In plain Textual, the first failed
+write ends the writer thread. The writer's queue then fills, and the main thread blocks on it and does not handle
 SIGHUP.
 """
 
@@ -50,7 +50,7 @@ class TerminalDriver(LinuxDriver):
         self._file: Any = LosableFile(self._file, self._on_lost)
 
     def start_application_mode(self) -> None:
-        """Begin to read keys and to draw. Called at the start and after each suspension."""
+        """Start reading keys and drawing. Called when the application starts and after each suspension."""
         self.exit_event.clear()  # it is set by `close`, and would end the input thread immediately
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
@@ -84,8 +84,8 @@ class TerminalDriver(LinuxDriver):
         super()._sigcont_application()
 
     def close(self) -> None:
-        """Close the terminal and end the input thread. If the application ended with an error, its input thread is
-        still reading. If the terminal was closed too, the thread would run forever and keep the process alive."""
+        """End the input thread and close the driver. After an application error the input thread is still reading; if
+        the terminal is gone as well, this thread would otherwise run forever and keep the process alive."""
         self.exit_event.set()
         super().close()
 

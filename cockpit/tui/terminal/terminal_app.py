@@ -1,5 +1,5 @@
-"""An application in a terminal: colours, signals, job control, keys that are typed ahead, and plain-text
-notifications."""
+"""Base class for applications in a terminal. It handles colours, signals, job control, keys that are typed ahead, and
+plain-text notifications."""
 
 import asyncio
 import math
@@ -23,8 +23,8 @@ from cockpit.tui.terminal.terminal import TerminalDriver
 
 
 class TerminalApp(App[None]):
-    """The terminal features that the cockpit needs; this class does not depend on runs. `theme`: the name of the theme
-    to start with.
+    """A Textual app with the terminal features that the cockpit needs. This class does not depend on runs. `theme`: the
+    name of the theme to start with.
     """
 
     def __init__(self, theme: str) -> None:
@@ -90,7 +90,7 @@ class TerminalApp(App[None]):
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def show_colours_of(self, depth: Depth) -> None:
-        """Use the themes that the terminal can show. Change nothing if the user wants no colours."""
+        """Use the themes that the terminal can show. Does nothing if the user turned colours off."""
         if self.depth is not Depth.NONE:
             self.depth = depth
             self.theme = fitting(self.theme, depth)

@@ -1,4 +1,4 @@
-"""``cockpit serve --web``: serves the screen to a browser with textual-serve, on loopback and with a token.
+"""``cockpit serve --web``: serves the screen to browsers with textual-serve, on a loopback address and with a token.
 
 The address that the command prints contains the token; the browser keeps the token in a cookie. Each tab has its own
 process, which is a viewer unless an option of the command sets another role.
@@ -58,8 +58,8 @@ class WebScreen(Server):
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Reject requests from other sites or without the token. Add security headers to the responses to other
-        requests."""
+        """Reject requests that come from other sites or lack the token. Add security headers to the responses to all
+        other requests."""
         origin = request.headers.get("Origin")
         if request.host != self._authority or origin not in (None, self.public_url):
             return web.Response(status=403, text=f"this cockpit answers only at {self.public_url}\n")

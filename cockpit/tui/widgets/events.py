@@ -15,7 +15,7 @@ LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
 
 
 class EventsPanel(Panel):
-    """The last lines of the run's log, newest last."""
+    """The panel with the newest entries of the run's log, the newest at the bottom."""
 
     TOPICS = frozenset({Topic.EVENTS})
     TITLE = "Events"

@@ -1,6 +1,6 @@
 """The footer: one line with the keys of the current screen, or the most important keys if not all fit.
 
-Textual's own footer has a widget for each key. Whenever the focus moves, it creates all these widgets again, which
+Textual's own footer has a widget for each key. It creates all these widgets again whenever the focus moves, which
 delays the action of the key that moved the focus.
 """
 
@@ -52,7 +52,8 @@ class FittedFooter(Widget):
         self.refresh()
 
     def _keys(self) -> list[_Key]:
-        """The actions of the active bindings that the footer may show, in order and without duplicates."""
+        """The actions of the active bindings, in order and without duplicates. If not all fit in the footer, the least
+        important are left out."""
         found: dict[str, _Key] = {}
         for active in self.screen.active_bindings.values():
             binding, id = active.binding, active.binding.id or ""

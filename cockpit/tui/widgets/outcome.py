@@ -14,7 +14,7 @@ LABEL = 12  # columns
 
 
 class OutcomePanel(Panel):
-    """The steps, the time, the losses, and the effect of each change."""
+    """The panel with the outcome of a run: its steps, its time, its losses, and the effect of each change."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Outcome"

@@ -45,7 +45,7 @@ class Panel(Widget, can_focus=True):
     # ------------------------------------------------------------------------------ for subclasses
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """The lines from the top, at most `height` of them. The rest of the panel stays empty."""
+        """The lines to draw, from the top of the panel; at most `height` lines. The rest of the panel stays empty."""
         raise NotImplementedError
 
     def title(self, store: Store) -> str:
@@ -55,11 +55,11 @@ class Panel(Widget, can_focus=True):
         return ""
 
     def natural_height(self, store: Store) -> int:
-        """The number of lines that the content needs (for NATURAL panels only)."""
+        """The number of lines that the content needs. Used only for panels with `NATURAL` set."""
         return 1
 
     def choice(self) -> object:
-        """The user's display choices; a new value causes a redraw."""
+        """The user's choices on which the drawing depends, as one comparable value. A new value causes a redraw."""
         return None
 
     # --------------------------------------------------------------------------------- redrawing

@@ -16,7 +16,7 @@ SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line ha
 
 
 class Scrubber(Widget):
-    """The line ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
+    """The position line of a replay, such as ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
 
     def __init__(self) -> None:
         super().__init__(id="scrubber")

@@ -72,7 +72,7 @@ def verdict_line(
 
 def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
     """Two fields: the selected step, and the filter with the number of ranks that match. Both restrict the data
-    shown."""
+    that the screens show."""
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:
@@ -107,7 +107,7 @@ def _broken(found: Diagnosis, room: int, most: int) -> list[str]:
 
 
 def _cut(lines: list[str], text: str, room: int, most: int) -> list[str]:
-    """`lines`, or the text in `most` lines with an ellipsis at the end if there are more."""
+    """`lines` or, if there are more than `most`, `text` cut to `most` lines with an ellipsis at the end."""
     if len(lines) <= most:
         return lines
     return format.wrapped(text, room, max_lines=most, placeholder=" …")

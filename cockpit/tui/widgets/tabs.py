@@ -18,7 +18,8 @@ class ScreenTabs(Widget):
     """One line such as `` 1 Overview  2 Ranks  3 Pipeline ...``; a click on a name opens the screen. `current`: the id
     of the current screen.
 
-    An applied filter is shown on the right. If there is no room for it, the other screens are shown as numbers only.
+    An applied filter is shown on the right. If it does not fit there, all screens except the current one are shown as
+    numbers only.
     """
 
     def __init__(self, screens: Sequence[Action], current: str, selection: Selection) -> None:
@@ -47,7 +48,7 @@ class ScreenTabs(Widget):
             self.refresh()
 
     def _tabs(self, colours: Palette, whole: bool) -> StripLine:
-        """The tabs. Unless `whole` is set, only the current tab shows its name."""
+        """The line of tabs. If `whole` is false, only the current tab shows its name."""
         line = StripLine()
         self._ends = []
         for screen in self._screens:

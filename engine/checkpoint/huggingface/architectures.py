@@ -23,7 +23,8 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 class Architecture:
     """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: values
     of the engine's keys that the architecture fixes; keys of [model.moe] have the prefix `moe.`. `only`: keys of
-    config.json for which only one value is supported. `absent`: defaults of keys that a config.json may lack."""
+    config.json for which only one value is supported. `absent`: defaults for keys that may be missing from a
+    config.json."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -141,7 +142,7 @@ def architecture_of(config: Config, where: str) -> tuple[str, Architecture]:
 
 def model_of(config: Config, where: str) -> Model:
     """The model that a config.json describes. Raises RefusedError for anything that the engine would compute
-    differently. `where` names the file in errors."""
+    differently. `where` is the name of the file in error messages."""
     _, architecture = architecture_of(config, where)
     for name, other in RENAMED.items():
         if name in config and other in architecture.moe.values():
@@ -230,8 +231,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """The keys that determine what a model computes, with their values. Equivalent models give equal results, even if
-    one sets a default that the other omits."""
+    """The keys that determine what a model computes, with their values. For two equivalent models the results are
+    equal, even if one model sets a default explicitly and the other omits it."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}
@@ -284,14 +285,14 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window of a config.json if only some layers have it (Qwen), which the engine does not support; else
-    None."""
+    """The sliding window that Qwen's config.json enables, or None. In Qwen's models only some layers have the window,
+    which the engine does not support."""
     window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """The keys `dense_layers` and `every`, derived from Qwen's keys for the layers with experts."""
+    """The keys `dense_layers` and `every`, derived from the keys by which Qwen selects the layers that have experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),

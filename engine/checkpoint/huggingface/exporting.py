@@ -28,8 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that an export has written. `mtp_layers`: number of multi-token prediction layers that were not
-    exported."""
+    """The result of an export. `mtp_layers`: number of multi-token prediction layers that were not exported."""
 
     folder: Path
     checkpoint: Path
@@ -76,8 +75,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave out this tensor: True for the bias on expert selection if the architecture has no such bias.
-    Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
+    """Whether to leave this tensor out of the export: True for the bias on expert selection if the architecture has no
+    such bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
     """
     name = f"model.{entry.ours}"
     if entry.copy or not entry.optional or name not in index:

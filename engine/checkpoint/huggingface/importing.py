@@ -1,6 +1,6 @@
 """Reads a Hugging Face folder (`config.json` and safetensors) and writes a checkpoint that contains only weights.
 
-Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder is untrusted:
+Tensors are read and written one by one, so only the largest tensor must fit into memory. The folder is untrusted:
 nothing in it is unpickled, file names may not contain folders, and every tensor is checked before any is written.
 """
 
@@ -52,8 +52,8 @@ class Imported:
 
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
-    """Import the model in the folder `source` into the new folder `target`. `overrides` override layout keys. If the
-    folder cannot be imported, RefusedError is raised and nothing is left at `target`.
+    """Import the model in the folder `source` into the new folder `target`. `overrides` set keys of the new layout, as
+    in ``model.seq_len=2048``. If the folder cannot be imported, RefusedError is raised and nothing is left at `target`.
     """
     config = read_config(source)
     kind, architecture = architecture_of(config, str(source / CONFIG))
@@ -139,7 +139,7 @@ class Weights:
         self._files.close()
 
     def _places(self) -> dict[str, str]:
-        """Tensor name -> the file that holds the tensor."""
+        """For each tensor name, the file that contains the tensor."""
         if not (self._source / SHARDS).exists():
             if not (self._source / SINGLE).exists():
                 raise RefusedError(
@@ -214,7 +214,7 @@ class Weights:
         return sorted(left_out)
 
     def without_copies(self, wanted: list[Entry]) -> list[Entry]:
-        """`wanted` without the entries of copies. Raises RefusedError if a copy differs from its original."""
+        """The entries of `wanted` that are not copies. Raises RefusedError if a copy differs from its original."""
         read = {entry.ours: entry for entry in wanted if not entry.copy}
         for entry in wanted:
             original = read[entry.ours]
@@ -227,7 +227,7 @@ class Weights:
         return list(read.values())
 
     def read(self, entry: Entry) -> Tensor:
-        """One tensor, in the engine's order of dimensions and rows."""
+        """Read one tensor, and convert it to the engine's order of dimensions and rows."""
         if entry.theirs not in self.file_of:
             return torch.zeros(entry.shape)
         tensor: Tensor = self._file(self.file_of[entry.theirs]).read(entry.theirs)

@@ -29,8 +29,8 @@ def halves_swapped(tensor: Tensor) -> Tensor:
 class Entry:
     """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
     in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0. `copy`:
-    the Hugging Face tensor repeats one that another entry maps to the same engine tensor. An export writes it; an
-    import requires that both are equal.
+    the Hugging Face tensor is a second copy of an engine tensor that another entry maps. An export writes both copies;
+    an import requires that they are equal.
     """
 
     ours: str
@@ -75,8 +75,8 @@ def block(model: Model, kind: str, layer: int, ours: str) -> Iterator[Entry]:
 
 def prediction(model: Model, kind: str, layer: int) -> Iterator[Entry]:
     """The tensors of a multi-token prediction module, with the names of DeepSeek-V3's release. DeepSeek's projection
-    `eh_proj` multiplies [embedding, state], the engine's `joint` multiplies [state, embedding]. Each module of the
-    release has copies of the embedding and of the head."""
+    `eh_proj` takes the concatenation [embedding, state], the engine's `joint` takes [state, embedding]. Each module of
+    the release has copies of the embedding and of the head."""
     ours, theirs, D = f"mtp.{layer}.", f"model.layers.{layer}.", model.d_model
     yield Entry(f"{ours}embedding_norm.weight", f"{theirs}enorm.weight", (D,))
     yield Entry(f"{ours}state_norm.weight", f"{theirs}hnorm.weight", (D,))

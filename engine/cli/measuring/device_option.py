@@ -1,4 +1,4 @@
-"""The option --device of the commands that measure."""
+"""The `--device` option of the commands that take measurements."""
 
 import argparse
 

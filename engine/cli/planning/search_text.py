@@ -45,7 +45,7 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
 
 
 def _uncertain(found: Result) -> str:
-    """Which results may be the fastest, and how precise a predicted ratio of step times is."""
+    """One sentence: which results may be the fastest, and the uncertainty of a predicted ratio of two step times."""
     numbers = [str(number) for number, candidate in enumerate(found.candidates, 1) if candidate]
     known = limits()
     return (

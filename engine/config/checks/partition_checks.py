@@ -8,8 +8,8 @@ from engine.config.layout import Layout
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that do not divide other sizes as required. A refusal lists the legal values of the size (the common
-    divisors) and of the other sizes (the multiples)."""
+    """Refuse sizes that do not divide other sizes as required. The message offers both corrections: a legal divisor, or
+    a multiple of the given divisor as the other size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})

@@ -60,8 +60,8 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 
 
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
-    """The error message for an illegal knobs.micro_batches. It also names the global batch, because either number may
-    be the wrong one."""
+    """The error message for an illegal knobs.micro_batches. The message also names the global batch, because either
+    number may be the wrong one."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (

@@ -53,6 +53,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """The modules listed in `recomputed`."""
+        """The parts of a layer that `recomputed` lists, such as ("norm", "latent")."""
         names = self.recomputed.split("+") if self.recomputed else []
         return tuple(module for module in MODULES if module in names)

@@ -101,7 +101,8 @@ class Model(Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether the user supplies the model; its sizes and costs are then known only to its code."""
+        """Whether the user supplies the model's code. The sizes and costs of the model are then known only to that
+        code."""
         return self.implementation != BUILT_IN
 
     @property

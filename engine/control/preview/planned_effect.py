@@ -1,8 +1,8 @@
 """Predicts the effect of other knob values on a live run with the planner.
 
-New knob values make a new layout, which the planner treats like any other layout. Memory and traffic are computed with
-exact formulas. Times are estimates, so the planner's times are scaled by factors that are fitted to the steps of this
-run (`engine.planner.refit`).
+The layout with the new knob values is planned like any other layout. Memory and traffic are computed with exact
+formulas. Times are estimates, so the planner's times are scaled by factors that are fitted to the steps of this run
+(`engine.planner.refit`).
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ ON_THE_CPU = "no data: a process on the CPU rarely returns memory to the system"
 
 
 class PlannedEffect:
-    """Predictions of the planner for one live run. `resident`: whether the run reports the resident memory of its
+    """Makes the planner's predictions for one live run. `resident`: whether the run reports the resident memory of its
     processes instead of the memory of tensors."""
 
     def __init__(self, layout: Layout, hardware: Hardware, resident: bool) -> None:
@@ -55,8 +55,8 @@ class PlannedEffect:
         self._traffic: dict[Job, dict[str, float]] = {}
 
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
-        """The job with these knob values. `kept` is the share of (token, expert) pairs that are not dropped; if it is
-        None, only the capacity factor limits the number of pairs."""
+        """The planner's job for these knob values. `kept` is the share of (token, expert) pairs that are not dropped;
+        if it is None, only the capacity factor limits the number of pairs."""
         job = Job.of(_with_values(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
@@ -139,7 +139,7 @@ class PlannedEffect:
         return fit(observed)
 
     def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
-        """Interval of the step time in seconds after a change."""
+        """The interval that the step time, in seconds, is predicted to have after a change."""
         by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
         return interval(now.mean, by, now.noise, factors.residual, error_of_change)
 
@@ -148,8 +148,8 @@ class PlannedEffect:
     def dropped(
         self, now: float | None, before: Values, after: Values, loads: Sequence[Sequence[int]]
     ) -> Estimate | None:
-        """Number of (token, expert) pairs that a step drops at the new capacity; None if no load is known or the router
-        is not token-choice."""
+        """Number of (token, expert) pairs that a step drops at the new capacity; None if no load is known or if the
+        router is not `token_choice`."""
         moe, model = self._layout.model.moe, self._layout.model
         if moe is None or moe.router != "token_choice":
             return None
@@ -176,9 +176,9 @@ class PlannedEffect:
 
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
-    """Bytes that all ranks send, by axis. In a large job, only one rank per pp coordinate is counted, and its bytes are
-    multiplied by the number of ranks with this coordinate. The error is small, because shards differ by at most one
-    row."""
+    """For each axis, the bytes that all ranks together send. In a large job, the bytes of one rank per pp coordinate
+    are computed and multiplied by the number of ranks with this coordinate. The error is small, because shards differ
+    by at most one row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()
@@ -213,7 +213,7 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """The section `section` of `held`, with the keys that differ between `old` and `new` set to their values in
+    """Section `section` of `held`, in which the keys that differ between `old` and `new` have their values from
     `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}

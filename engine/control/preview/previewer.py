@@ -64,8 +64,8 @@ PASSES = {"none": 2, "selective": 2, "full": 3}
 @dataclass(frozen=True)
 class _Change:
     """A change to preview: the knob values before and after the change, and a copy of the measurements at the time of
-    the query. `seen`: the steps with each set of knob values. `stretches`: the stretches of steps between changes,
-    newest last. `present`: the newest steps with the values before the change."""
+    the query. `seen`: the steps with each set of knob values. `stretches`: one entry for each stretch of steps between
+    two changes, newest last. `present`: the newest steps with the values that are in force before the change."""
 
     before: Values
     after: Values
@@ -112,7 +112,7 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- recording
 
     def note(self, summary: Summary, loads: Sequence[Sequence[int]] = ()) -> None:
-        """Record a step of the whole job. `loads[layer][expert]` is the number of (token, expert) pairs."""
+        """Record the whole job's summary of a step. `loads[layer][expert]` is the number of (token, expert) pairs."""
         measured = quantities(summary) | {"memory_bytes": self._memory}
         self._check(summary, measured)
         with self._lock:
@@ -155,8 +155,8 @@ class Previewer:
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Add a step to the check of the newest change. The first step with changed knob values begins a new check; the
-        preview to be checked is made from the steps before the change."""
+        """Add a step to the check of the newest change. The first step with changed knob values begins a new check of a
+        preview that is computed from the steps before the change."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -201,7 +201,8 @@ class Previewer:
         return _Change(before, after, seen, stretches, present, times, loads, turned, present.means())
 
     def _estimates(self, change: _Change) -> list[Estimate]:
-        """One estimate for each quantity. An estimate's `after` is the likely value, even if its interval is wide."""
+        """One estimate for each quantity. The field `after` of an estimate is the likely value, even if the interval is
+        wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "this change"
@@ -222,7 +223,7 @@ class Previewer:
         return found
 
     def _untouched(self, quantity: str, change: _Change) -> bool:
-        """Whether the changed knobs have no immediate effect on `quantity`."""
+        """Whether `quantity` stays the same directly after the change of the knobs."""
         turned = change.turned
         if turned <= OPTIMIZER_KNOBS:
             return quantity != "dropped"  # dropping depends on the weights, which change
@@ -279,8 +280,8 @@ class Previewer:
         return found
 
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
-        """The step time that the fitted planner predicts, limited to the bounds of the simulated schedule. `kept` is
-        the share of (token, expert) pairs that are not dropped after the change."""
+        """The step time that the fitted planner predicts, clamped to `bounds`, the interval from the simulated
+        schedule. `kept` is the share of (token, expert) pairs that are not dropped after the change."""
         present = change.present
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if present.count < MIN_STEPS:
@@ -307,9 +308,9 @@ class Previewer:
         return self._planner.job(values, imbalance(change.loads, self._layout.grid.ep), kept)
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
-        """All-to-all bytes, which are proportional to the number of forward and backward passes and to the number of
-        (token, expert) pairs that are not dropped. `kept` is the ratio of this number after the change to the number
-        before it: minimum, likely value and maximum."""
+        """All-to-all bytes. They are proportional to the number of passes (forward, backward and recomputed) and to the
+        number of (token, expert) pairs that are not dropped. `kept` is the ratio of that number of pairs after the
+        change to the number before: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -341,7 +342,7 @@ def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
     """An estimate from measured steps: the mean, and the interval that contains the middle 95 % of the steps. With
-    fewer than 40 steps, the interval contains all of them."""
+    fewer than 40 steps, the interval spans from the lowest to the highest value."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)

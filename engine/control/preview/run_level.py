@@ -1,11 +1,12 @@
 """Predicts the step time of a run with knob values that were in force before.
 
-A run becomes faster or slower while its knobs stay the same, because its experts' load changes and other programs use
-its cores. So an earlier step time is not a good prediction by itself. In the model used here, the logarithm of a step
-time is the run's baseline plus a constant for each set of knob values. The baseline is a random walk: from one stretch
-of steps with equal knob values to the next, it changes by a random amount. The drift is the standard deviation of this
-amount. Knob values that were in force several times show how the baseline has drifted. The size of the drift is
-unknown, so the prediction is an average over several values, weighted by their likelihood.
+A run becomes faster or slower even if its knobs stay the same, because the load of its experts changes and other
+programs use its cores. So an earlier step time with the same knob values is not a good prediction by itself. In the
+model used here, the logarithm of a step time is the run's baseline plus a constant for each set of knob values. The
+baseline is a random walk: from one stretch of steps with equal knob values to the next, it changes by a random amount.
+The drift is the standard deviation of this amount. Knob values that were in force several times show how the baseline
+has drifted. The size of the drift is unknown, so the prediction is an average over several values, weighted by their
+likelihood.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,8 +31,8 @@ class Stretch(NamedTuple):
 
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
-    """Predict the mean step time, in seconds, of a new stretch with these knob `values`, with its 90 % interval.
-    `stretches` are the earlier stretches in chronological order."""
+    """Predict the mean step time, in seconds, of the next stretch, which has the knob values `values`, with a 90 %
+    interval. `stretches` are the earlier stretches in chronological order."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]

@@ -66,7 +66,8 @@ class ActionTimes:
 
 
 class ScheduleEffect:
-    """Predicts the effect of a change from one plan to another with the action `times` of this run."""
+    """Predicts the effect of a change from one plan to another, by simulating both with the action `times` of this
+    run."""
 
     def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
         self._before, self._after, self._times = before, after, times
@@ -80,7 +81,8 @@ class ScheduleEffect:
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
         """Estimates of the bubble and its bound. `only_cut`: whether only the schedule or the number of micro-batches
-        changes. Otherwise the action times of each stage are scaled by the ratio that the planner predicts."""
+        changes. Otherwise the measured action times of each stage are scaled by the ratio of the planner's predictions
+        after and before the change."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}
@@ -128,9 +130,9 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Add the missing times of a full backward pass (B) or of its two halves (I, W), because another schedule may or
-    may not split the backward pass. A missing B becomes I + W, and a missing I or W becomes half of B. None if B is
-    missing and I or W is missing too."""
+    """Fill in the times that were not measured: of a full backward pass (B) or of its two halves (I, W). They are
+    needed because only one of the two schedules may split the backward pass. A missing B becomes I + W, and a missing I
+    or W becomes half of B. None if B is missing and I or W is missing too."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:
@@ -158,7 +160,8 @@ def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
 
 
 class _Simulated(NamedTuple):
-    """For each simulated step, the pipeline's window in seconds, and its bubble, from 0 to 1."""
+    """For each simulated step, the pipeline's window (the seconds from its start until the last action ends), and the
+    bubble as a share of the window, from 0 to 1."""
 
     windows: NDArray[np.float64]
     bubbles: NDArray[np.float64]
@@ -180,7 +183,7 @@ def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
 
 
 def _window_ms(clock: ScheduleClock, steps: Sequence[Costs]) -> float:
-    """Mean duration of the pipeline's window, in ms."""
+    """Simulate the steps, and return the mean time of the pipeline's window, in ms."""
     return 1e3 * float(_simulated(clock, steps).windows.mean())
 
 

@@ -1,4 +1,4 @@
-"""Compares previews of applied changes with the steps that follow, and keeps the errors of the predicted changes."""
+"""Compares previews of applied changes with the steps that follow, and records the errors of the predictions."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,8 @@ class Verification:
     def begin(
         self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]
     ) -> None:
-        """Begin the check of an applied change. `estimates` were made from the steps before the change."""
+        """Begin the check of an applied change. `estimates` are predictions that were computed from the steps before
+        the change."""
         self._end()
         self._revision, self._changes = revision, changes
         self._estimates = [one for one in estimates if _checkable(one)]
@@ -54,7 +55,7 @@ class Verification:
             self._end()
 
     def error_of_change(self, quantity: str) -> float:
-        """Relative standard error of predicted changes, estimated from the checks of this run and a prior."""
+        """Relative standard error of predicted changes, estimated from a prior and from the checks in this run."""
         checked = self._checked.get(quantity, [])
         weight = PRIOR_WEIGHT * USUAL_CHANGE**2
         squares = weight * PRIOR_ERROR**2 + sum(miss**2 for _, miss in checked)
@@ -77,8 +78,8 @@ class Verification:
 
 
 def _checkable(one: Estimate) -> bool:
-    """Whether an estimate can be checked: the value before the change is known, and the estimate is an interval or
-    differs from this value."""
+    """Whether an estimate can be checked. This is the case if the value before the change is known and if the estimate
+    is an interval or another value."""
     if one.now is None or not one.known:
         return False
     return one.interval is not None or one.after != one.now

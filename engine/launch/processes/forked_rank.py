@@ -1,4 +1,4 @@
-"""Runs one forked rank: the rank releases the parent's resources, does its work, and exits without hanging."""
+"""Runs one forked rank: the rank replaces the parent's signal handling, does its work, and exits without hanging."""
 
 import ctypes
 import faulthandler
@@ -105,8 +105,7 @@ def share_cores(local_world: int) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """On Linux, make the kernel kill this process when its parent dies. This works even if the process hangs in C
-    code."""
+    """On Linux, make the kernel kill this process when its parent dies, even if the process hangs in C code."""
     signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -120,7 +119,7 @@ def signal_with_parent(number: int) -> None:
 
 def _watch(line: socket.socket, allowed_to_end: threading.Event) -> None:
     """Wait for the parent's permission to exit. If the parent dies, the channel closes and this process exits at once.
-    This works on every platform.
+    Unlike `_die_with_parent`, this works on every platform.
     """
     try:
         received = line.recv(1)

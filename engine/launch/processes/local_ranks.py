@@ -48,10 +48,10 @@ def launch(
       ``run_dir/failure.txt`` contains the reports of all ranks.
 
     `again` is called when all ranks have ended, unless a stop was requested. It returns a `Start` to start ranks again
-    under the same hub, the exit status of the run, or None to end the run as above.
+    under the same hub, an exit status to end the run with, or None to end the run with a status from the list above.
 
-    Ranks must print through `sys.stdout`, which ignores failed writes. So the run continues if the reader of its output
-    exits.
+    Ranks must print through `sys.stdout`, which ignores failed writes, so that the run continues if the reader of its
+    output exits.
 
     `hub` is "auto" (start a hub and restart it if it dies; if `listen` is given, the hub also listens on that TCP
     address), "none", or the URL of a hub. `preload` names the modules to import before the fork. Call this from the

@@ -1,4 +1,5 @@
-"""What the environment of a Slurm task says about its rank, and where the ranks of a job step meet."""
+"""Reads Slurm's environment variables: whether this process is one rank of several, the number of tasks on this node,
+and the address at which the ranks of a job step rendezvous."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several tasks.
 
     SLURM_PROCID alone does not show this, because Slurm also sets it in a batch script (outside any job step) and in an
-    interactive shell (a step with one task).
+    interactive shell (a job step with one task).
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -34,9 +35,9 @@ def tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
 
 
 def meeting(environ: Mapping[str, str]) -> dict[str, str]:
-    """The rendezvous address: MASTER_ADDR is the first node of the step, which has rank 0, and MASTER_PORT depends on
-    the job and the step. A variable that the environment sets is left out. Empty outside a step, or if Slurm's
-    variables are missing."""
+    """The rendezvous address: MASTER_ADDR is the first node of the Slurm job step, which has rank 0, and MASTER_PORT
+    depends on the job and the job step. A variable that the environment sets is left out. Empty outside a job step, or
+    if Slurm's variables are missing."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     if not in_step(environ) or not nodes or not job.isdecimal() or not step.isdecimal():

@@ -23,7 +23,7 @@ APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLL
 
 class LogFile(io.FileIO):
     """The file ``engine.log``. The first failed write is reported on stderr, once for a process and all its forks.
-    Later writes are still tried.
+    Later output is still written if possible.
     """
 
     def __init__(self, path: Path):
@@ -32,7 +32,7 @@ class LogFile(io.FileIO):
         self.failed = mmap.mmap(-1, 1)
 
     def append(self, view: memoryview) -> None:
-        """Write `view`, as far as the file accepts it."""
+        """Write as much of `view` as the file accepts."""
         try:
             while view and (written := self.write(view)):  # a disk that is nearly full accepts a part
                 view = view[written:]

@@ -105,8 +105,8 @@ def join(
     """Run `work` in this process as the rank of `context` and return the exit status 0.
 
     SIGTERM and SIGINT request a stop; SIGUSR1 to rank 0 requests a checkpoint. If `work` fails, this function prints
-    the error and its traceback on stderr, calls `on_failure` and exits the process at once with status 1. It does not
-    return, because a normal interpreter exit with a broken process group could hang. If the rank refuses to start, or
+    the error and its traceback on stderr, calls `on_failure` and exits the process at once with status 1, because a
+    normal interpreter exit with a broken process group could hang. If the rank refuses to start, or
     has no key for a hub on another machine, this function prints the reason and exits with status 2. Raises ValueError
     if `hub` or `listen` is invalid, OSError if rank 0 cannot create `run_dir`.
     """

@@ -24,8 +24,9 @@ def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor
 
 
 def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
-    """Z-loss of this rank's slice: the mean of log^2 sum_e exp(logit_e) over a sequence's `whole` tokens, summed over
-    sequences. The z-loss keeps the router's logits small (Zoph et al. 2022, eq. 5).
+    """This rank's share of the z-loss: log^2 sum_e exp(logit_e), summed over the tokens of its slice and over
+    sequences, divided by the number `whole` of tokens in a sequence. The z-loss keeps the router's logits small (Zoph
+    et al. 2022, eq. 5).
     """
     return logits_BSE.logsumexp(-1).square().sum() / whole
 

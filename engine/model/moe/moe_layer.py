@@ -22,15 +22,15 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Routing:
-    """Routing and dispatch plan of one micro-batch at one layer. They are computed once, and a recomputed forward pass
-    reuses them."""
+    """The router's choice and the dispatch plan of one micro-batch in one layer. Both are computed once; a recomputed
+    forward pass reuses them."""
 
     choice: Choice
     dispatch: Dispatch
 
 
 class Experts(nn.Module):
-    """This rank's SwiGLU experts, stacked: rows [R, D] sorted by expert -> [R, D]."""
+    """This rank's SwiGLU experts, with stacked weights. Maps rows [R, D], sorted by expert, to [R, D]."""
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
@@ -46,7 +46,7 @@ class Experts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
+    """The experts that process every token (Dai et al. 2024), concatenated into one SwiGLU: [T, D] -> [T, D].
 
     The shared experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative
     is to shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one

@@ -75,7 +75,7 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """The weight that each expert output has in the sum for its token, [T, K]."""
+        """The weights with which the expert outputs of each token are summed, [T, K]."""
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss. In evaluation
@@ -138,9 +138,10 @@ class TokenChoice(Router):
     def _pairs_by_expert(
         self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None
     ) -> Callable[[], Tensor]:
-        """A function that returns the number of tokens of a sequence that chose each expert, [B, E]. If there is a
-        bias, each token's K highest scores without the bias, over all groups, are counted instead (DeepSeek-V3 2024,
-        eq. 18). The ranks of a sequence exchange their counts while the layer sends its rows to the experts."""
+        """Returns a function that returns, for each sequence and expert, the number of tokens that chose the expert,
+        [B, E]. If there is a bias, it counts the K experts with the highest scores without the bias, over all groups,
+        as each token's choice (DeepSeek-V3 2024, eq. 18). The ranks of a sequence exchange their counts while the layer
+        sends its rows to the experts."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
@@ -148,7 +149,7 @@ class TokenChoice(Router):
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
         """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its
-        K / top_groups best expert scores (DeepSeek-V3 2024, section 2.1.2; DeepSeek-V2 2024 takes only the best
+        K / top_groups best expert scores (DeepSeek-V3 2024, section 2.1.2; in DeepSeek-V2 2024 it is only the best
         score)."""
         moe = self.moe
         if moe.top_groups is None or moe.top_groups == moe.groups:

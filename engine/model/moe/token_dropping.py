@@ -42,7 +42,7 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores at half their precision, so that rounding errors do not decide how the tokens of a sequence are ranked.
+    """Scores at half their precision. This keeps rounding errors from deciding how the tokens of a sequence are ranked.
     The scores of identical tokens differ only in the last digits, which depend on the layout. At half precision these
     scores are equal, and the earlier token ranks higher.
     """

@@ -24,8 +24,8 @@ ATTENTION_METHODS: dict[str, Callable[..., Tensor]] = {
 
 
 class ContextParallel:
-    """Attention over the `cp` axis, with one of ATTENTION_METHODS. `sequence` is the axis of all cp x tp ranks that
-    share a sequence."""
+    """Computes attention over the `cp` axis with one of the methods in ATTENTION_METHODS. `sequence` is the axis of all
+    cp x tp ranks that share a sequence."""
 
     def __init__(self, cp: Axis, sequence: Axis, method: str, reset_positions: bool = False):
         self.cp, self.sequence = cp, sequence
@@ -47,7 +47,7 @@ class ContextParallel:
         return torch.arange(seq_len) if self._reset_positions else self.positions(seq_len)
 
     def documents(self, starts_BW: Tensor, dtype: torch.dtype, window: int | None) -> Documents:
-        """Masks and positions for attention within documents on this rank. `starts_BW` contains, for each token of the
+        """This rank's masks and positions for attention within documents. `starts_BW` contains, for each token of the
         whole sequences, the position where its document starts."""
         W, cp = starts_BW.shape[1], self.cp
         at = [positions(W, cp.size, rank, starts_BW.device) for rank in range(cp.size)]

@@ -1,6 +1,6 @@
 """Ring attention (Liu et al. 2023): queries stay on their rank, keys and values are sent around the ring of cp ranks.
 
-Blocks that the causal mask hides completely are not computed.
+Parts of the scores that the causal mask hides completely are not computed.
 
 Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head dimension of
 queries and keys, V head dimension of values. Keys and values are sent together, C + V elements per token and head.
@@ -29,8 +29,8 @@ class VisibleBlock:
 
 
 def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
-    """The visible part of the S x S scores of `rank`'s queries and `owner`'s keys. Because each rank has two chunks
-    (zigzag split), this part is half of S x S for each owner."""
+    """The visible part of the S x S scores of `rank`'s queries and `owner`'s keys. With the zigzag split, each rank has
+    two chunks, and the visible part is half of S x S for every owner."""
     if owner == rank:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
     if owner < rank:  # the owner's first chunk is before both chunks of `rank`, its second chunk after both
@@ -47,15 +47,16 @@ def ring_attention(
     window: int | None = None,
     masks: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Attention, [B, H, S, V]: causal, or under `masks`, one mask for each visible block in the order of the hops."""
+    """Returns the attention output, [B, H, S, V]. Attention is causal, or follows `masks`: one mask for each visible
+    block, in the order of the hops."""
     assert window is None, "the checks of a layout refuse windows over a ring"
     out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp, masks)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. The backward pass sends keys and values around the ring again. Their accumulated
-    gradients follow one hop later, so the last hop returns the gradients to the rank that owns the keys and values.
+    """Ring attention. The backward pass sends keys and values around the ring again. Their gradients, summed so far,
+    follow one hop later, so the last hop returns the gradients to the rank that owns the keys and values.
     """
 
     @staticmethod

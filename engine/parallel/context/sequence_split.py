@@ -1,9 +1,9 @@
 """Splits a sequence over several ranks, and gathers router statistics over these ranks.
 
 Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
-so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). Over tp, the two chunks of a
-cp rank are split further, in order. A tp slice may contain parts of both chunks, but each *half* of the slice is
-contiguous. Such a half is called a *piece*.
+so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). The two chunks of a cp rank,
+one after the other, are then split evenly over tp. A tp slice may contain parts of both chunks, but each half of the
+slice is contiguous; these halves are called *pieces*.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
@@ -18,8 +18,8 @@ from engine.parallel.collectives import Axis
 
 
 def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
-    """The pieces that each of the cp x tp ranks holds. Ranks are numbered with tp as the fastest axis. Pieces are
-    numbered in sequence order."""
+    """For each of the cp x tp ranks, the numbers of the pieces that it holds. Ranks are in an order in which tp varies
+    fastest, and pieces are numbered in sequence order."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
     chunks = [
@@ -29,16 +29,16 @@ def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
 
 
 def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> Tensor:
-    """Positions in the sequence of the tokens of cp rank `rank`, [S]; ascending."""
+    """The positions in the sequence of the tokens that cp rank `rank` holds, [S], in ascending order."""
     held = zigzag_pieces(cp)
     length = seq_len // (cp * len(held[rank]))
     return torch.cat([torch.arange(n * length, (n + 1) * length, device=device) for n in held[rank]])
 
 
 class SequenceSlices:
-    """Router statistics over all ranks that share a sequence, without gradients.
+    """Computes router statistics over all ranks that share a sequence, without gradients.
 
-    `axis` contains these cp x tp ranks, with tp fastest, and meters the gathers.
+    `axis` contains these cp x tp ranks, in an order in which tp varies fastest, and meters the gathers.
     """
 
     def __init__(self, axis: Axis, cp: int = 1):
@@ -50,7 +50,7 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the tokens that chose each expert. `chosen_BSE` is 1 if the token chose the expert, else 0. Returns,
+        """Count the tokens that chose each expert. `chosen_BSE` is 1 where the token chose the expert, else 0. Returns,
         for each token and expert, the number of earlier tokens of the whole sequence that chose the expert, [B, S, E],
         and, for each expert, the total number of tokens of the sequence that chose it, [B, E].
         """
@@ -64,9 +64,9 @@ class SequenceSlices:
         return torch.cat(earlier, 1), ends[:, -1]
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
-        """Start to count choices, given as 0 or 1, over the whole sequence. The returned function returns for each
-        expert the number of tokens that chose it, [B, E]. Its first call waits for the counts of the other ranks; the
-        result is kept, because recomputation needs it again."""
+        """Start counting the tokens of the whole sequence that chose each expert; `chosen_BSE` is 1 where a token chose
+        an expert, else 0. The returned function returns the counts, [B, E]. Its first call waits for the counts of the
+        other ranks; the result is kept, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:
@@ -98,5 +98,5 @@ class SequenceSlices:
 
 
 def _counts(parts: Sequence[Tensor]) -> Tensor:
-    """The number of choices of each expert in each part of a slice, [B, parts, E]."""
+    """For each part of a slice, the number of tokens that chose each expert, [B, parts, E]."""
     return torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)

@@ -1,4 +1,5 @@
-"""Ulysses attention (Jacobs et al. 2023): after an all-to-all, each cp rank has whole sequences for some of the heads.
+"""Ulysses attention (Jacobs et al. 2023): after an all-to-all, each cp rank holds all tokens of the sequences for a
+part of the heads.
 
 Each rank computes attention for its heads. A second all-to-all sends the outputs back to the ranks that hold the
 tokens.

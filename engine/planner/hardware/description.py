@@ -20,7 +20,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(Struct, frozen=True, forbid_unknown_fields=True):
-    """One level of links. `ranks`: maximum number of ranks that it joins. None: any number."""
+    """One level of links, such as those inside a node. `ranks`: maximum number of ranks that links of this level
+    connect; None: any number."""
 
     name: str
     ranks: Annotated[int, Meta(ge=2)] | None
@@ -80,8 +81,8 @@ class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
-    """A cluster of equal devices. `links` are ordered from the innermost level to the outermost, which joins any number
-    of ranks."""
+    """A cluster of equal devices. `links` are ordered from the innermost level to the outermost, which connects any
+    number of ranks."""
 
     name: str
     device: Device
@@ -95,5 +96,5 @@ class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
         return self.measured is not None and self.measured.backend == "gloo"
 
     def link(self, ranks: int) -> Link:
-        """The innermost link that joins `ranks` consecutive ranks."""
+        """The innermost level of links that connects `ranks` consecutive ranks."""
         return next(link for link in self.links if link.ranks is None or link.ranks >= ranks)

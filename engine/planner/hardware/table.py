@@ -54,7 +54,7 @@ def names() -> list[str]:
 
 
 def networks() -> list[str]:
-    """The names of links that can join any number of ranks, so that they can be the outermost level."""
+    """The names of the links that can connect any number of ranks and can therefore be the outermost level."""
     return [name for name, link in _table().links.items() if link.ranks is None]
 
 

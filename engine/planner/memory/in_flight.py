@@ -1,9 +1,9 @@
 """Counts the micro-batches in flight on each stage of a pipeline rank: those whose activations the rank keeps.
 
-The forward pass of a micro-batch on a stage adds 1 to the count of the stage. The last backward action of a micro-batch
-(B, or W of a split backward pass) subtracts 1. The counts come from the rank's list of actions
-(`engine/planner/schedule.py`). After the first rounds the actions repeat, so a few rounds reach the same counts as many
-micro-batches.
+The forward pass of a micro-batch on a stage increases the stage's count by 1. The last backward action of a micro-batch
+(B, or W of a split backward pass) decreases it by 1. The counts come from the rank's list of actions
+(`engine/planner/schedule.py`). After the first rounds the actions repeat, so a few rounds are enough to find the
+highest counts of a step with many micro-batches.
 """
 
 from functools import lru_cache

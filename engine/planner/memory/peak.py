@@ -2,7 +2,7 @@
 
 The peak is the maximum over these points, for each count of micro-batches in flight that the schedule reaches:
 
-- the loss of a micro-batch, during which a chunk of the logits also exists in fp32;
+- the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32;
 - the backward pass of a layer, during which recomputed activations and gradients of activations exist;
 - the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
 - the backward pass of the first layer, if gradients grow while activations are freed.
@@ -216,7 +216,7 @@ def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, 
     """Bytes of the buffers between stages, and bytes of the logits that are kept for the backward pass.
 
     The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step, for
-    activations and for gradients. It also keeps the output of each micro-batch in flight. With recompute, the first
+    activations and for gradients. torch also keeps the output of each micro-batch in flight. With recompute, the first
     layer keeps the receive buffer itself as its saved input, so this input is not counted twice. Megatron-LM frees
     outputs after sending.
     """

@@ -3,8 +3,9 @@
 Each entry is one torch storage. Weights are not listed. Entries are in the order of the forward pass in `engine/model`.
 Tests compare the list with the storages that a real forward pass saves (`tests/unit/engine/counts/test_saved.py`).
 
-The norm saves its normalised input (the input divided by its root mean square). The output of the norm is the input of
-the next matmuls. With tp, the sequence is gathered for matmuls, and the gathered copy is saved in place of the slice.
+The norm saves its normalised input (the input divided by its root mean square). The output of the norm is saved as the
+input of the next matmuls. With tp, the sequence is gathered for matmuls, and the gathered copy is saved in place of the
+slice.
 """
 
 from typing import Literal, NamedTuple
@@ -36,8 +37,9 @@ class Saved(NamedTuple):
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     """The storages that a layer saves under the job's recompute mode.
 
-    "full" saves the layer's input and, with experts, the routing, because the recomputed forward pass must route tokens
-    in the same way. "selective" saves the input of the attention block and all storages of the MLP block.
+    Mode "full" saves the layer's input and, with experts, the routing decisions, because the recomputed forward pass
+    must route tokens in the same way. Mode "selective" saves the input of the attention block and all storages of the
+    MLP block.
     """
     sizes = Sizes.of(job)
     kept = [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -76,7 +78,7 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 def saved_of_documents(job: Job) -> list[Saved]:
     """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks and, if
-    positions restart, the rotary factors. A GPU keeps lists of blocks instead, which are small."""
+    positions restart, the rotary factors. On a GPU, lists of blocks are kept instead; they are too small to count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -135,9 +137,9 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
-    """The additional storages of attention in a window of W keys. For each block of W queries after the first, these
-    are copies of the queries and of two blocks of keys and values. The outputs of the first block and of the later
-    blocks are also saved before they are joined.
+    """The additional storages of attention in a window of W keys. Each block of W queries after the first saves copies
+    of its queries and of two blocks of keys and values. The outputs of the first block and of the later blocks are also
+    saved before they are joined.
     """
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
@@ -235,14 +237,14 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
 
 
 def _orders(job: Job, rows: Rows) -> list[Saved]:
-    """The permutations of rows before and after each hop of the all-to-all. An all-to-all has one hop over ep, or two:
-    within groups of ranks, then between groups."""
+    """The permutations of rows before and after each hop of the all-to-all. An all-to-all over ep has one hop, or two
+    if `ep_inner` divides ep into groups: first within the groups, then between them."""
     hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
     return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
 
 
 def _routing(job: Job, mlp: Experts) -> list[Saved]:
-    """The storages of a layer's routing that the recomputed forward pass uses
+    """The storages with a layer's routing decisions, which the recomputed forward pass uses again
     (`engine.model.moe.moe_layer.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [

@@ -4,7 +4,7 @@ For a GPT layer with unfused attention and dropout, the sizes add up to s b h (3
 2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide these sizes by t. With
 selective recompute, 34 s b h / t bytes remain. Fused attention keeps the log-sum-exp of the scores instead of the
 scores. With sequence parallelism, each rank saves its slice of the input of a matmul and gathers the input again in the
-backward pass (section 4.2.2).
+backward pass (section 4.2.2 of that paper).
 """
 
 from engine.config.sections.assumptions import Module
@@ -30,8 +30,9 @@ RECOMPUTED: dict[Module, tuple[str, ...]] = {  # tensors that are not kept if th
 
 
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
-    """Tensors that a layer saves under the job's recompute mode. Mode `full` keeps only the layer's input (2 s b h,
-    section 5 of the paper); `selective` omits the scores, the softmax and the dropout of attention (equation 6)."""
+    """Tensors that a layer saves under the job's recompute mode. Mode `full` keeps only the layer's input (2 s b h
+    bytes, section 5 of the paper by Korthikanti et al.); `selective` omits the scores, the softmax and the dropout of
+    attention (equation 6)."""
     sizes = Sizes.of(job)
     if job.recompute == "full":
         return [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -42,7 +43,7 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """Token ids, and the mask of the dropout after the embedding (section 4.3)."""
+    """Token ids, and the mask of the dropout after the embedding (Korthikanti et al. 2022, section 4.3)."""
     sizes = Sizes.of(job)
     saved = [Saved("input", "ids", sizes.tokens * INT64)]
     if job.dropout:
@@ -51,8 +52,8 @@ def saved_of_embedding(job: Job) -> list[Saved]:
 
 
 def saved_of_head(job: Job) -> list[Saved]:
-    """Inputs of the last norm and of the head, and the fp32 softmax that the loss keeps (section 4.3: 4 s b h / t (1 +
-    v / h))."""
+    """Inputs of the last norm and of the head, and the fp32 softmax that the loss keeps; in total
+    4 s b h / t (1 + v / h) bytes (Korthikanti et al. 2022, section 4.3)."""
     sizes, model = Sizes.of(job), job.model
     slice_ = sizes.slice_tokens * model.d_model * sizes.stream
     return [

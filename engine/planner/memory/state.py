@@ -2,9 +2,9 @@
 
 Mixed precision with Adam takes 16 bytes per parameter with bf16 gradients and 18 with fp32 gradients: 2 for the weights
 of the matmuls, 2 or 4 for gradients, 4 for fp32 weights, and 8 for two moments (ZeRO, arXiv 1910.02054, section 3.1).
-Data parallelism shards the optimizer state from ZeRO stage 1 on, the gradients from stage 2 on, and the weights at
-stage 3 (section 5). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d bytes per parameter
-over d ranks.
+ZeRO shards the optimizer state over data-parallel ranks from stage 1 on, the gradients from stage 2 on, and the weights
+at stage 3 (section 5 of that paper). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d
+bytes per parameter over d ranks.
 
 The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers the weights in the
 precision of the matmuls. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only while
@@ -30,8 +30,8 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 class State(NamedTuple):
     """Bytes of state on one rank. `gathered`: gathered weights during the backward pass. `staying`: weights that are
     still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the next.
-    `pending`: buffers of reductions that are running on CPUs. `reduced`: buffers for the reduction of one unit in the
-    backward pass."""
+    `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers for the reduction of
+    one FSDP unit in the backward pass."""
 
     parameters: float
     gathered: float
@@ -116,15 +116,15 @@ def _rotary_tables(job: Job, pp: int) -> float:
 
 
 def is_sharded(job: Job) -> bool:
-    """Whether the engine wraps the stages in FSDP, which it does unless the run is in fp32, has one pipeline rank and
-    one replica, and shards nothing."""
+    """Whether the engine wraps the stages in FSDP. It does so unless the run is in fp32, has one pipeline rank and one
+    replica, and shards neither dense parameters nor experts."""
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")
 
 
 def reduces_each_micro_batch(job: Job) -> bool:
-    """Whether the engine reduces gradients after each micro-batch. Below stage 2, or with a pipeline, it reduces
+    """Whether the engine reduces gradients after each micro-batch. Below ZeRO stage 2, or with a pipeline, it reduces
     gradients once per step."""
     return job.framework == "engine" and is_sharded(job) and job.grid.pp == 1 and job.zero >= 2
 

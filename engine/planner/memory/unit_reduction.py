@@ -5,7 +5,7 @@ At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backwar
 FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
 buffer, which holds the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead writes
 the divided gradients to a third buffer, and copies the third buffer to the second. From the second micro-batch on, the
-sums of the gradients of earlier micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
+gradients summed over earlier micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
 
 The gradients of a layer's experts are reduced before the backward pass of its attention. The gradients of the layer's
 other weights are reduced at the end of its backward pass.
@@ -36,7 +36,7 @@ class UnitReduction:
 
 
 def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
-    """The reduction of the larger unit of a layer; None if gradients are reduced once per step, or not at all."""
+    """The reduction of the larger FSDP unit of a layer; None if gradients are reduced once per step, or not at all."""
     if not reduces_each_micro_batch(job):
         return None
     held = layer_held(job.model, layer, Shards.of(job))

@@ -1,9 +1,9 @@
-"""Temporary memory of the backward pass of one layer, and of the loss, in addition to the saved tensors.
+"""Temporary memory, in addition to the saved tensors, during the backward pass of one layer and during the loss.
 
 The backward pass of a layer needs the most memory while it runs through the activation function of the MLP or the
-experts. At that point, the gradients of the function's inputs exist (two hidden widths if the function is gated), and
-the saved input of the next matmul is already freed. With full recompute, all saved tensors of the layer exist again;
-with selective recompute, only the saved tensors of attention do.
+experts. At that point, the gradients with respect to the function's inputs are allocated (two tensors of the hidden
+width if the function is gated), and the saved input of the next matmul is already freed. With full recompute, all saved
+tensors of the layer exist again; with selective recompute, only the saved tensors of attention do.
 """
 
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ def _mlp_working(job: Job, mlp: FeedForward | None) -> float:
 
 
 def _mixer_working(job: Job, mixer: Mixer | None) -> float:
-    """Bytes of the gradients of queries, keys, values and the attention output."""
+    """Bytes of the gradients with respect to queries, keys, values and the attention output."""
     sizes = Sizes.of(job)
     match mixer:
         case None:
@@ -89,8 +89,8 @@ def _mixer_working(job: Job, mixer: Mixer | None) -> float:
 
 
 def _largest_gradient(job: Job, layer: Layer) -> float:
-    """Bytes of the gradient of the layer's largest weight before it is accumulated. Megatron-LM accumulates inside the
-    matmul, so it allocates no such gradient."""
+    """Bytes of the gradient of the layer's largest weight, allocated before it is added to the accumulated gradient.
+    Megatron-LM accumulates inside the matmul, so it allocates no such gradient."""
     if job.framework == "megatron":
         return 0.0
     weights = layer_weights(job.model, layer)

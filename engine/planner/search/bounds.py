@@ -1,10 +1,10 @@
-"""Quick bounds on the time and memory of a choice. The work is counted once per shape, as if one pipeline rank held the
-whole model.
+"""Quick lower bounds on the time and memory of a choice. The work is counted once per shape, as if one pipeline rank
+held the whole model.
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight.
-Parts that need a full plan (sends, the optimizer, the bubble of a split backward pass, working memory) are left out, so
-a choice is rarely better than its bounds.
+Parts that need a full plan (sends, the optimizer, the bubble of a split backward pass, working memory) are left out.
+The full plan of a choice is rarely faster or smaller than these bounds.
 """
 
 from dataclasses import replace
@@ -74,7 +74,7 @@ class Bounds:
 
     def bytes(self, choice: Choice) -> float:
         """Lower bound on the memory, in bytes, of the rank that needs the most. The bound is valid only if all layers
-        keep the same number of bytes."""
+        keep the same number of bytes for the backward pass."""
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
         state = self._state(

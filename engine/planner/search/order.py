@@ -1,13 +1,13 @@
 """Which of two layouts is faster, and whether the predictions are certain enough to tell.
 
-The interval of the predicted ratio of two step times is measured on pairs of published layouts of the same work: for
-the share `held` of these pairs, the measured ratio is within a factor of the predicted ratio. Pairs whose layers are
-split in the same way have a smaller factor, because both layouts then run the same kernels and the same exchanges in
-each layer (`python -m tests.bench plan`, docs/measurements.md).
+The uncertainty of the predicted ratio of two step times comes from pairs of published layouts that do the same work:
+for the share `held` of these pairs, the measured ratio differs from the predicted ratio by at most a certain factor.
+The factor is smaller for pairs whose layers are split in the same way, because both layouts then run the same kernels
+and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
 
-A second rule needs no factor. If two layouts split their layers in the same way, and one of them takes at least as long
-in each cause (computation, recomputation, bubble, ...) and longer in total, it counts as slower: an error that scales a
-cause equally in both layouts does not change their order.
+A second rule does not use this factor. If two layouts split their layers in the same way, and one of them takes at
+least as long in each cause (computation, recomputation, bubble, ...) and longer in total, it counts as slower: an error
+that scales a cause equally in both layouts does not change their order.
 """
 
 import tomllib
@@ -28,8 +28,8 @@ NEGLIGIBLE = 0.002  # time saved in a cause that does not count, relative to the
 
 
 class Limits(Struct, frozen=True):
-    """The factors between the predicted and the measured ratio of two step times that are not exceeded for the share
-    `held` of pairs."""
+    """Largest factors between the predicted and the measured ratio of two step times, for the share `held` of pairs of
+    layouts. `same_split` applies if both layouts split their layers in the same way, else `other_split`."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor
@@ -58,8 +58,8 @@ def reach(first: Job, second: Job) -> float:
 
 
 def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
-    """Whether two predictions, given as seconds by cause, tell which layout is faster: the interval of the ratio of
-    their step times does not contain 1, or one of them is slower and saves no time in any cause."""
+    """Whether two predictions, given as seconds by cause, tell which layout is faster: the step times differ by more
+    than the factor `reach`, or one layout is slower and does not save time in any cause."""
     return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
 
 

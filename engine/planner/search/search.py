@@ -1,8 +1,8 @@
-"""Finds the fastest layouts of a model on a given number of devices that fit into device memory.
+"""Finds the layouts that train a model the fastest on a given number of devices and fit into the devices' memory.
 
-The search is best-first. Choices are sorted by their bound on time, and choices whose bound on memory exceeds the
-device's memory are left out. The search makes full plans of the others in this order, until no remaining bound beats
-the results found so far (branch and bound).
+Choices are sorted by their lower bound on step time, and choices whose lower bound on memory exceeds the device's
+memory are left out. The search makes full plans of the others in this order (best-first), until no remaining bound
+beats the results found so far (branch and bound).
 """
 
 from collections import Counter
@@ -37,15 +37,16 @@ class Found:
         return self.plan.time.step_s[1]
 
     def surely_differs_from(self, other: WhatIf) -> bool:
-        """Whether the two predictions tell which of the layouts is faster."""
+        """Whether the predictions are certain enough to tell which of the two layouts is faster."""
         assert self.plan.time and other.time
         return certain(self.plan.job, self.plan.time.phases, other.job, other.time.phases)
 
 
 @dataclass(frozen=True)
 class Result:
-    """`best`: the fastest choice of each shape, fastest first. `nearest`: the choice that takes the least memory, if
-    none fits. `counts`: number of choices by outcome, such as "planned" or "too large"."""
+    """`best`: the fastest choice of each shape (see `Choice.shape`), fastest shape first. `nearest`: if no choice fits
+    into memory, the one that takes the least. `counts`: number of choices by outcome, such as "planned" or "too large".
+    """
 
     layout: Layout
     hardware: Hardware
@@ -55,7 +56,8 @@ class Result:
 
     @property
     def candidates(self) -> tuple[bool, ...]:
-        """For each result, whether it may be the fastest: it is the first, or not surely slower than the first."""
+        """For each result, whether it may be the fastest: it is the first, or it is not certain to be slower than the
+        first."""
         return tuple(
             not (number and self.best[0].surely_differs_from(one.plan))
             for number, one in enumerate(self.best)
@@ -63,7 +65,7 @@ class Result:
 
     @property
     def tied(self) -> int:
-        """Number of results that may be the fastest."""
+        """Number of candidates for the fastest layout."""
         return sum(self.candidates)
 
 
@@ -137,7 +139,7 @@ class _Search:
         return nearest
 
     def _is_done(self, seconds: float) -> bool:
-        """Whether a choice with this bound on time cannot be among the best."""
+        """Whether the `top` best shapes found so far are all at least as fast as a bound of `seconds`."""
         if len(self.best) < self.top:
             return False
         return sorted(found.seconds for found in self.best.values())[self.top - 1] <= seconds

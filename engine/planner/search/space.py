@@ -1,10 +1,10 @@
 """The layouts that the search tries: every legal grid of the ranks, with a choice of schedule, micro-batch size,
 recompute mode and ZeRO stage.
 
-The search leaves out layouts that are unlikely to be the fastest. It does not try GPipe, because 1F1B takes the same
-time and keeps fewer activations. It keeps tp within the ranks that the inner links join, because otherwise every matmul
-would wait for the network. It also leaves out context parallelism with fewer than 2,048 tokens per rank, and pipelines
-of more than 64 ranks (32 with a split backward pass).
+The search leaves out layouts that are unlikely to be the fastest. GPipe is not tried, because 1F1B takes the same time
+and keeps fewer activations. A tp group never spans more ranks than the inner links connect, because otherwise
+every matmul would wait for the network. The search also leaves out context parallelism with fewer than 2,048 tokens per
+rank, and pipelines of more than 64 ranks (32 with a split backward pass).
 """
 
 from collections.abc import Iterator
@@ -51,8 +51,8 @@ class Choice(NamedTuple):
         return self.pp, self.cp, self.tp, self.ep
 
     def of(self, layout: Layout) -> Layout:
-        """`layout` with its settings replaced by those of this choice. The caller must check that the layout is
-        legal."""
+        """`layout` with its settings replaced by those of this choice. The caller must check that the returned layout
+        is legal."""
         replace = msgspec.structs.replace
         sizes = {axis: getattr(self, axis) for axis in (*ORDER, "ep")}
         one = SCHEDULES[self.schedule].virtual_stages
@@ -117,7 +117,7 @@ class Choice(NamedTuple):
 
 
 def choices(layout: Layout, ranks: int, domain: int | None) -> Iterator[Choice]:
-    """Every choice for `ranks` ranks on a machine whose inner links join `domain` ranks. Only divisibility and the
+    """Every choice for `ranks` ranks on a machine whose inner links connect `domain` ranks. Only divisibility and the
     rules of the schedules are checked."""
     recompute = recompute_modes(layout)
     for pp, replicate, shard, cp, tp in _grids(layout, ranks, domain):
@@ -161,7 +161,7 @@ def _grids(layout: Layout, ranks: int, domain: int | None) -> Iterator[tuple[int
 
 
 def _shards(dp: int, inner: int, domain: int | None) -> list[int]:
-    """Sizes of dp_shard: all data-parallel ranks, only those that the inner links join (HSDP), or 1 (replicas only)."""
+    """Sizes of dp_shard: all data-parallel ranks, only those that inner links connect (HSDP), or 1 (replicas only)."""
     within = max(1, (domain or 1) // inner)
     return sorted({size for size in (dp, within, 1) if dp % size == 0})
 
@@ -190,7 +190,7 @@ def _schedules(layout: Layout, pp: int) -> Iterator[tuple[str, int]]:
 
 
 def recompute_modes(layout: Layout) -> list[str]:
-    """The recompute modes that differ from each other in this layout. Megatron-LM's selective recompute drops only
+    """The recompute modes that have different effects in this layout. Megatron-LM's selective recompute drops only
     attention scores, which fused attention does not keep."""
     keeps_scores = layout.plan.framework == "engine" or not layout.plan.fused_attention
     return [mode for mode in ("none", "selective", "full") if mode != "selective" or keeps_scores]

@@ -57,10 +57,11 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(bytes sent, number of consecutive messages) of a rank in a collective, for the inner level of links and then for
-    the outer level. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain and n/r (N-1)/N
-    between domains (the hierarchical algorithm). An all-to-all sends each byte once; with `copies` > 1 (see
-    `dispatch_time`), it sends a token to each other domain at most once."""
+    """For the inner and then the outer level of links, the bytes that a rank sends in a collective and the number of
+    messages that it sends one after another. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte
+    buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm), in an all-reduce twice as
+    many. An all-to-all sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token to each other
+    domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:
@@ -126,8 +127,9 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
 def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
-    """Direct: each rank sends every other rank its part. Hierarchical: a rank sends the rows for another domain to the
-    rank with its own index in that domain, which distributes them."""
+    """Seconds and name of the faster algorithm. In the direct one, each rank sends every other rank its part. In the
+    hierarchical one, a rank sends all rows for another domain to the rank with the same index in that domain, which
+    distributes them there."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out

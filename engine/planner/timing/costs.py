@@ -3,12 +3,12 @@ these algorithms.
 
 Sources: Thakur, Rabenseifner and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich,
 Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; and for NCCL's double tree, Sanders, Speck and
-Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.1016/j.jpdc.2008.09.002) prove that an
-all-reduce sends at least 2 (P-1)/P of the buffer, and that a ring does not send more.
+Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.1016/j.jpdc.2008.09.002) prove that in an
+all-reduce a rank sends at least 2 (P-1)/P times the size of the buffer, and that a ring does not send more.
 
-Recursive halving and doubling need a number of ranks that is a power of two. If P is not a power of two, let p be the
-largest power of two below P. First, P - p ranks send their buffers to partners. Then p ranks run the algorithm, and the
-partners send back the result (Thakur et al. 2005, section 4.5).
+Recursive halving and doubling require that the number of ranks is a power of two. If P is not a power of two, only p
+ranks run the algorithm, where p is the largest power of two below P. Before that, each of the other P - p ranks sends
+its buffer to one of these p ranks, which sends back the result at the end (Thakur et al. 2005, section 4.5).
 """
 
 from collections.abc import Callable
@@ -55,8 +55,9 @@ def _doubling_all_reduce(ranks: int) -> Cost:
 
 
 def _doubling(ranks: int) -> Cost:
-    """An all-gather by recursive doubling. After the first sends, P - p of the p ranks hold the parts of two ranks, so
-    they send larger blocks. At the end, they send the whole buffer back to their partners."""
+    """An all-gather by recursive doubling. If P is not a power of two, P - p of the p ranks hold the parts of two ranks
+    after the first sends, so they send larger blocks. At the end, these P - p ranks send the whole buffer to their
+    partners."""
     p = power_of_two(ranks)
     if p == ranks:
         return Cost(log(ranks), share_of_others(ranks))
@@ -65,7 +66,7 @@ def _doubling(ranks: int) -> Cost:
 
 
 def _halving(ranks: int) -> Cost:
-    """A reduce-scatter by recursive halving: the all-gather by doubling in reverse."""
+    """A reduce-scatter by recursive halving, which is the reverse of an all-gather by recursive doubling."""
     steps, sent, _ = _doubling(ranks)
     return Cost(steps, sent, sent if power_of_two(ranks) == ranks else sent - 1 / ranks)
 

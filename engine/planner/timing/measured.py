@@ -84,7 +84,7 @@ def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
 
 
 def _crossover(flat: MeasuredCollective, long: MeasuredCollective) -> float:
-    """The size in bytes from which `long`, which takes less time per byte, is faster than `flat`."""
+    """The buffer size in bytes above which `long`, the algorithm with less time per byte, is faster than `flat`."""
     return (long.latency - flat.latency) / (flat.per_byte - long.per_byte)
 
 

@@ -1,10 +1,10 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-Timing differs from that on GPUs in three ways. The host also runs the kernels, so the time to dispatch an operation
-adds to the time of its kernel. Pointwise work is limited by arithmetic on cached data and not by memory bandwidth, so
-`engine probe` measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another computes.
-So on an oversubscribed machine the time of a step is the work of all ranks divided by the number of cores, and a
-pipeline's bubble costs no time while there are more ranks than cores.
+Step times on CPU cores are predicted differently from those on GPUs in three ways. The host also runs the kernels, so
+the time to dispatch an operation adds to the time of its kernel. Pointwise work is limited by arithmetic on cached data
+and not by memory bandwidth, so `engine probe` measures its rate separately, on whole layers. Ranks share cores: while
+one rank waits, another computes. So on an oversubscribed machine the time of a step is the work of all ranks divided by
+the number of cores, and a pipeline's bubble costs no time while there are more ranks than cores.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,8 @@ SMALL = 64.0  # bytes of a message that only announces the sizes of the next exc
 
 
 def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Prediction:
-    """Predict a step on shared cores. `engine.planner.timing.step.predict` calls this for measured CPUs."""
+    """Predict the time of a step on CPU cores that ranks share. `engine.planner.timing.predict.predict` calls this for
+    measured CPUs."""
     assert hardware.measured
     return CoresStep(job, hardware, release, hardware.measured).prediction()
 

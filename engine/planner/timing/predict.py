@@ -1,5 +1,6 @@
-"""Predicts the time of a step from GPU kernels or, on measured CPU cores, from dispatched operations. Also predicts the
-time of all collectives of a step by axis, whether or not computation hides them."""
+"""Predicts the time of a step. On CPU cores that `engine probe` measured, the prediction also counts the operations
+that torch dispatches (`on_cores.py`). Also predicts the time of all collectives of a step by axis, whether or not
+computation hides them."""
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time

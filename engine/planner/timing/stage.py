@@ -39,7 +39,8 @@ class Clock:
         self.strides = strides(job)
 
     def time(self, operations: Iterable[Operation]) -> Seconds:
-        """The time of all operations in sequence. Only the exposed part of a partly hidden collective counts."""
+        """Total time of operations that run one after another. If a collective overlaps with computation, only its
+        exposed part counts."""
         kernels = self.kernels
         total, hidden = Seconds(), 0.0
         exposed = total.exposed

@@ -141,8 +141,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval that contains the middle 85 % of published results, as ratios of measured to predicted time. The
-        interval is wider for an unknown release."""
+        """The interval, as ratios of measured to predicted time, in which the middle 85 % of published results lie. It
+        is wider if the framework's release is unknown."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
@@ -170,7 +170,7 @@ class Step:
         """Seconds of a forward or a backward pass, whose blocks run one after the other. The host launches kernels
         without waiting for the device, and a kernel starts when the host has launched it and the kernel before it has
         ended. So a block ends when the device has run it or when the host has launched it, whichever is later (a smooth
-        maximum). The device also pauses between two kernels for a part of the launch time."""
+        maximum). Between two kernels, the device also pauses for a fraction (`PAUSE`) of the launch time."""
         launched = end = 0.0
         for block in blocks:
             host = sum(part.launches for part in block) * self.hardware.efficiency.operation
@@ -196,7 +196,7 @@ class Step:
     def _sends(self) -> float:
         """Seconds of exposed sends between stages: the sends that fill and drain the pipeline and, unless the release
         hides them, all sends of the rank with the most sends. In a pipeline of two ranks, each rank sends once per
-        micro-batch. In a longer pipeline, the middle ranks send twice."""
+        micro-batch; in a longer pipeline, the middle ranks send twice per micro-batch."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
@@ -210,11 +210,11 @@ class Step:
         passes of a micro-batch take `forward` and `backward` seconds.
 
         At ZeRO 0, gradients are summed by an all-reduce, which costs as much as a reduce-scatter and an all-gather. At
-        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3 this happens in
-        each micro-batch, unless gradients are kept whole until the end of the step.
+        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3, they are reduced
+        in each micro-batch, unless gradients are kept whole until the end of the step.
 
-        Weights are gathered while the forward pass runs. At ZeRO 3 they are gathered for each use, in the forward pass
-        and in the backward pass.
+        Weights are gathered while the forward pass runs. At ZeRO 3, weights are gathered for each use, in the forward
+        pass and in the backward pass.
         """
         job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
@@ -258,9 +258,9 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds that an exchange in `parts` equal parts adds to a concurrent computation. The exposed time is the time of
-    one part or the time by which the exchange exceeds the computation, whichever is longer. The hidden part slows down
-    the kernels that run at the same time."""
+    """Seconds that an exchange in `parts` equal parts adds to a concurrent computation. The exposed time is the longer
+    of two: the time of one of these parts, and the time by which the exchange outlasts the computation. The hidden part
+    of the exchange slows down the kernels that run at the same time."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 

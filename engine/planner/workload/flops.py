@@ -6,7 +6,7 @@ appendix B). Matmuls, the router and attention are counted; norms, biases and th
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
 figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
-To compare with such figures, pass `causal=False`.
+With `causal=False`, the functions count all keys too.
 """
 
 from engine.config import sizes
@@ -34,7 +34,8 @@ def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> f
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of a mixer's operations without weights: scores and weighted values, or the scan."""
+    """Forward FLOPs per token of those operations of a mixer that use no weights: scores and weighted values of
+    attention, or the state-space scan."""
     match mixer:
         case Attention():
             keys = mean_keys(seq_len, mixer.window, causal)
@@ -107,8 +108,9 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
     """FLOPs per token of the operations of a layer that the backward pass recomputes.
 
-    "full" recomputes the layer. "selective" recomputes scores, softmax and weighted values in Megatron-LM (Korthikanti
-    et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its projections in the engine.
+    Mode "full" recomputes the whole layer. Mode "selective" recomputes scores, softmax and weighted values in
+    Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its
+    projections in the engine.
     """
     match job.recompute:
         case "none" if "latent" in job.recomputed and isinstance(layer.mixer, LatentAttention):

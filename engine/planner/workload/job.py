@@ -27,7 +27,7 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Job:
-    """The work of a training step. Batches are in sequences, sizes in elements; a step is one optimizer update.
+    """The work of a training step (one optimizer update). Batch sizes are in sequences, other sizes in elements.
 
     `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage s;
     None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
@@ -43,12 +43,12 @@ class Job:
     (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the matmuls of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores`: routers gather all scores of a sequence. `router_counts`: how often routers gather their counts of
-    (token, expert) pairs. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md). `expert_choice`:
-    experts choose tokens. `compression`: how the engine's replicas compress gradients (docs/train/compression.md).
-    `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while
-    training; 0: the text is in memory. `documents`: attention stays within documents, and with "reset", positions
-    restart at each document. `saves`: the run saves checkpoints.
+    `router_scores`: routers gather all scores of a sequence. `router_counts`: how many times a router gathers its
+    counts of (token, expert) pairs in each forward pass. `bias_balance`: biases balance the experts' loads
+    (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress
+    gradients (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a
+    token that is read from token shards while training; 0: the text is in memory. `documents`: attention stays within
+    documents, and with "reset", positions restart at each document. `saves`: the run saves checkpoints.
     """
 
     model: Transformer
@@ -111,24 +111,25 @@ class Job:
 
     @property
     def efsdp(self) -> int:
-        """Number of ranks of a stage that hold the same experts; ZeRO shards the experts over these ranks."""
+        """Number of ranks that hold the same experts within one stage and one replica; ZeRO shards the experts over
+        these ranks."""
         return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
 
     @property
     def pairs_run(self) -> float:
-        """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k, with balanced
-        experts.
+        """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k, if all experts
+        have equal loads.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
-        choice, the engine only drops pairs, so a capacity factor above 1 has no effect on the mean.
+        choice, the engine only drops pairs, so a capacity factor above 1 does not change this number.
         """
         factor = self.capacity_factor or 1.0
         return factor if self._fills_capacity else min(1.0, factor)
 
     @property
     def busiest_rank(self) -> float:
-        """The number of (token, expert) pairs of the busiest ep rank, as a multiple of an equal share of the pairs that
-        experts process."""
+        """The number of (token, expert) pairs that the busiest ep rank processes, divided by the mean over the ep
+        ranks."""
         if self.capacity_factor is None:
             return self.imbalance
         return 1.0 if self._fills_capacity else min(self.imbalance, self.capacity_factor) / self.pairs_run
@@ -158,9 +159,9 @@ class Job:
 
     @classmethod
     def of(cls, layout: Layout) -> "Job":
-        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matmuls; Megatron-LM keeps
-        weights in the precision of the matmuls and, in addition, in fp32. Raises RefusedError for a model whose costs
-        the planner does not know."""
+        """The job that a checked layout describes. The engine keeps fp32 weights and casts them for the matmuls;
+        Megatron-LM keeps weights in the precision of the matmuls and, in addition, in fp32. Raises RefusedError for a
+        model whose costs the planner does not know."""
         if layout.model.own:
             raise RefusedError(UNKNOWN_MODEL.format(layout.model.implementation))
         megatron = layout.plan.framework == "megatron"
@@ -209,7 +210,7 @@ def _documents(layout: Layout) -> Literal["", "separate", "reset"]:
 
 
 def _token_bytes(layout: Layout) -> int:
-    """Bytes of a token in token shards of the model's vocabulary (engine.data.shards.DTYPES)."""
+    """Bytes per token in token shards that have the model's vocabulary (engine.data.shards.DTYPES)."""
     if layout.data.source != "shards":
         return 0
     return next(size for size in (1, 2, 4) if layout.model.vocab <= 2 ** (8 * size))

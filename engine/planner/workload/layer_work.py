@@ -56,7 +56,7 @@ class Operations:
         self.part = "mixer"
 
     def launched(self, kernels: float) -> float:
-        """Number of kernels that the host launches one by one. A CUDA graph launches its own kernels."""
+        """Number of kernels that the host launches one by one: 0 if the kernels are part of a CUDA graph."""
         return 0 if self.part in self.job.graphs else kernels
 
     def gemm(self, m: float, n: float, k: float, count: float = 1, wide: bool = False) -> Gemm:
@@ -117,8 +117,8 @@ class Operations:
 
     def repeated(self) -> tuple[Operation, ...]:
         """The operations that the backward pass runs again if all operations added so far are recomputed. torch stops
-        the recomputation at the last saved tensor. So the engine does not recompute the last matmul, which saves only
-        its input."""
+        the recomputation at the last saved tensor. The last matmul saves only its input, so the engine does not
+        recompute this matmul."""
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
@@ -204,9 +204,9 @@ def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
     """Add scores, softmax and weighted values, with the exchange over cp. `apart`: these operations run in separate
-    kernels. This is assumed for windows with sinks, because Megatron-Bridge uses separate kernels for sinks if
-    Transformer Engine is older than 2.8. The published times of gpt-oss on H100 and B300 agree only with this
-    assumption."""
+    kernels. This is assumed for attention windows with sinks, because Megatron-Bridge uses separate kernels for sinks
+    if Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with
+    this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]
@@ -330,7 +330,7 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
 
 
 def _both(ops: Operations, collective: Collective) -> None:
-    """Add an exchange to the forward and the backward pass. In the backward pass, a gather is a reduce-scatter, which
+    """Add an exchange to the forward and the backward pass. The backward pass of a gather is a reduce-scatter, which
     takes the same time."""
     ops.forward.append(collective)
     ops.backward.append(collective)

@@ -51,8 +51,8 @@ class AttentionCore:
 
     @property
     def flops(self) -> float:
-        """The forward pass has two matmuls. The backward pass has five, one of which is recomputed (Dao 2023, arXiv
-        2307.08691, section 3.1)."""
+        """FLOPs of the matmuls of attention: two in the forward pass, and five in the backward pass, one of which
+        recomputes the scores (Dao 2023, arXiv 2307.08691, section 3.1)."""
         pairs = 2 * self.heads * self.queries * self.keys
         if self.backward:
             return pairs * (3 * self.qk_dim + 2 * self.v_dim)
@@ -69,10 +69,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over the `ranks` of `axis`. `bytes`: size of the whole buffer, after a gather or before a reduction;
-    for an all-to-all, the bytes that a rank sends to all ranks including itself; for a send, the size of the message.
-    `behind`: a matmul that can hide the collective, if the framework overlaps the two. `copies`: how many copies of
-    each token the buffer holds, one for each of its experts."""
+    """A collective over the `ranks` ranks of `axis`. `bytes`: size of the whole buffer, after a gather or before a
+    reduction; for an all-to-all, the bytes that a rank sends to all ranks including itself; for a send, the size of the
+    message. `behind`: a matmul that can hide the collective, if the framework overlaps the two. `copies`: how many
+    copies of each token the buffer holds, one for each of the token's experts."""
 
     axis: str
     kind: Kind

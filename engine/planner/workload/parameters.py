@@ -20,8 +20,8 @@ class Parts(Counter[Part]):
 
 
 class Held(NamedTuple):
-    """Number of parameters of one rank, whole (as gathered) and sharded over data parallelism. The shard is that of
-    shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over fsdp."""
+    """Numbers of parameters of one rank: whole (after a gather), and its shard under data parallelism. The shard is the
+    one of shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over fsdp."""
 
     dense: int = 0
     dense_shard: int = 0
@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """Number of ranks over which a weight is split, by axis. `efsdp`: number of ranks of a stage that hold the same
-    experts. `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it
-    shards the rows of each weight, as in FSDP2, and the first rank has the most rows."""
+    """Number of ranks over which a weight is split, by axis. `efsdp`: number of ranks over which data parallelism
+    shards an expert. `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer;
+    otherwise it shards the rows of each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int
@@ -110,8 +110,8 @@ def stage_parameters(job: Job, stage: int) -> Held:
 
 def ends_held(job: Job, first: bool, last: bool) -> Held:
     """Parameters of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
-    embedding's rank has a copy of the embedding's weight. Multi-token prediction runs on the head's rank and needs the
-    same copy."""
+    embedding's rank has a copy of the embedding's weight. Multi-token prediction, which runs on the head's rank, also
+    needs this copy."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:
         weights += ends.embedding

@@ -2,7 +2,7 @@
 
 "norm" recomputes the outputs of norms; "latent" recomputes queries, keys and values from the latents of MLA, with the
 up-projections; "activation" recomputes the output of SwiGLU or GELU. DeepSeek-V3 (arXiv 2412.19437, sections 3.2.3 and
-3.3.3) and Megatron-Core (--recompute-modules) do all three.
+3.3.3) and Megatron-Core (--recompute-modules) can recompute all three.
 """
 
 from engine.planner.workload.job import Job

@@ -1,7 +1,7 @@
 """A transformer as the planner describes it: a sequence of layers, each with a token mixer and a feed-forward part.
 
-It can also describe published models that the engine does not train, such as those with state-space mixers or
-multi-token prediction. Layers with the same description compare equal, so the cost of each kind is computed only once.
+This description also covers published models that the engine does not train, such as those with state-space mixers.
+Layers with the same description compare equal, so the cost of each kind is computed only once.
 """
 
 from collections import Counter
@@ -102,7 +102,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transformer:
-    """The whole model. `norm_parameters`: parameters of a norm per element, 1 for RMSNorm and 2 for LayerNorm.
+    """The whole model. `norm_parameters`: parameters of a norm per feature, 1 for RMSNorm and 2 for LayerNorm.
     `positions`: number of rows of a learned position embedding; 0: positions are rotary. `mtp_layers`: extra layers
     that predict further tokens (DeepSeek-V3)."""
 

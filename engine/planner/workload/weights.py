@@ -1,7 +1,7 @@
 """The weights of each kind of layer: names, shapes, and how tensor and expert parallelism split them.
 
 Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine split most weights in the same
-way, so they share one entry per weight. `Job.framework` selects between the two where they differ.
+way, so this list serves both. Where they differ, the code that uses the list checks `Job.framework`.
 """
 
 from dataclasses import dataclass
@@ -141,8 +141,8 @@ def _attention(mixer: Attention, D: int) -> list[Weight]:
 
 
 def _latent_attention(mixer: LatentAttention, D: int) -> list[Weight]:
-    """The weights of DeepSeek-V2, arXiv 2405.04434, equations 9-19. The down-projections are on every tp rank, as
-    in Megatron-LM."""
+    """The weights of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, equations 9-19). The down-projections
+    are on every tp rank, as in Megatron-LM."""
     queries = mixer.heads * (mixer.nope_dim + mixer.rope_dim)
     if mixer.q_rank is None:
         weights = [Weight("mixer", "q", (queries, D), "rows")]

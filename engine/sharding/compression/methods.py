@@ -1,15 +1,14 @@
-"""Sums a vector over the replicas in compressed form; docs/train/compression.md describes the methods, and each has one
-function.
+"""Sums a vector over the replicas in compressed form. There is one function for each method that
+docs/train/compression.md describes.
 
-Each function is a generator. The generator yields the collectives that it has started, and continues after the caller
-has awaited them, so the caller can keep the collectives of many vectors in flight. It returns
+Each function is a generator, which yields the collectives that it has started, and continues after the caller has
+awaited them, so the caller can keep the collectives of many vectors in flight. It returns
 
 - `total` [n]: the sum over the replicas of the values that each replica sent, bit-identical on all replicas;
 - `sent` [n]: this rank's part of `total`, so that the sum of `sent` over the replicas is `total`, up to rounding.
 
-The difference between a rank's vector and `sent` is the part that compression left out. The caller adds this part to
-the next step's gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019), so no part of a gradient is ever
-lost.
+A rank's vector minus `sent` is the part of the vector that compression left out. The caller adds this part to the next
+step's gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019), so no part of a gradient is ever lost.
 
 Shapes: n elements, P replicas, c elements of a replica's chunk, k elements of a sparse message.
 """
@@ -32,7 +31,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     precision, and an all-gather distributes the encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
-    The owner of a chunk rounds its sum once more. This rounding error is part of the owner's `sent`.
+    When the owner of a chunk encodes the sum, the sum is rounded once more. This rounding error is part of the owner's
+    `sent`.
     """
     P, n = axis.size, x.numel()
     c = chunk(method, n, P)
@@ -53,8 +53,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
 
 
 def _to_half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Encode as `dtype`. A finite value beyond the range of `dtype` is clamped to the largest finite value, and the
-    rest stays in the residual. Infinity and NaN are kept, so that an overflow is not hidden."""
+    """Encode as `dtype`. A finite value beyond the range of `dtype` is clamped to the largest finite value; the
+    difference remains in the residual. Infinity and NaN are kept, so that an overflow is not hidden."""
     most = torch.finfo(dtype).max
 
     def encode(x_Pc: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _from_half(dtype: torch.dtype) -> Callable[[Tensor, int, torch.dtype], Tenso
 def _to_int8(x_Pc: Tensor) -> Tensor:
     """Encode as blocks of `INT8_BLOCK` integers from -127 to 127, followed by the scales of the blocks in fp32.
 
-    The scale of a block with infinity or NaN is NaN, so its sum is NaN on all replicas.
+    If a block contains infinity or NaN, its scale is NaN, so the block's sum is NaN on all replicas.
     """
     blocks = x_Pc.view(len(x_Pc), -1, INT8_BLOCK)
     scales = (blocks.abs().amax(-1) / 127).float()
@@ -127,7 +127,8 @@ def threshold(x: Tensor, axis: Axis, times_rms: float) -> Reduction:
 
 
 def random_k(x: Tensor, axis: Axis, ratio: float, seed: int) -> Reduction:
-    """The replicas sum k random elements. All replicas draw the same positions from `seed`, so none need to be sent."""
+    """Sums only k random elements over the replicas. All replicas draw the same positions from `seed`, so the positions
+    are not sent."""
     generator = torch.Generator(x.device).manual_seed(seed)
     k = kept(ratio, x.numel())
     index = torch.randperm(x.numel(), generator=generator, device=x.device)[:k]
@@ -167,12 +168,12 @@ def _scattered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: list[Tensor]) -> Reduction:
-    """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration that starts from the last
-    step's factor.
+    """Computes a low-rank sum of the replicas' matrices with one power iteration, which starts from the last step's
+    factor (Vogels et al. 2019).
 
     `matrices`: [b, m, n] each. `starts`: the initial factors, [b, n, r] each, equal on all replicas. The initial
-    factors of the next step are appended to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum
-    is projected to P P^T sum(M); the messages are the two factors sum(M Q) and sum(M^T P).
+    factors of the next step are appended to the list `after`. P is an orthonormal basis of sum(M Q), and the result is
+    the projection P P^T sum(M). Each replica sends its M Q and its M^T P, and both are summed over the replicas.
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
     flat = _flattened(bases)
@@ -189,7 +190,7 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
 
 
 def _basis(x: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of each matrix; NaN if any element is not finite."""
+    """For each matrix, an orthonormal basis of its columns; all NaN if any element of `x` is not finite."""
     finite = x.isfinite().all()
     basis = torch.linalg.qr(torch.where(finite, x, 0.0))[0]
     return torch.where(finite, basis, torch.nan)

@@ -1,9 +1,9 @@
 """Compressed sums of gradients over the replicas, with error feedback (docs/train/compression.md).
 
-The *residual* of a parameter is the part of its gradient that compression has left out. The next step adds it to the
-gradient before compression, so no part is lost: after each step, the sum over the replicas of gradient and old residual
-equals the reduced gradient plus the sum of the new residuals. Residuals are in units of the true gradient, without the
-loss scale. If a step is skipped, its residuals are discarded and the old residuals are kept.
+The *residual* of a parameter is the part of its gradient that compression has left out. The next step adds the residual
+to the gradient before compression, so nothing is lost: in each step, the sum of all replicas' gradients and old
+residuals equals the reduced gradient plus the sum of all replicas' new residuals. Residuals are in units of the true
+gradient, without the loss scale. If a step is skipped, its residuals are discarded and the old residuals are kept.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Segment:
 
 
 class Running:
-    """A running reduction, which starts its collectives one after another (`advance`)."""
+    """A reduction in progress. `advance` waits for its current collective and starts the next one."""
 
     def __init__(self, steps: Generator[AsyncCollective, None, None], axis: Axis):
         self._steps, self._axis = steps, axis
@@ -46,9 +46,9 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Start collectives up to and including the next collective that runs in the background. On a GPU all
-        collectives are ordered by the stream, so none runs in the background, and all collectives of the reduction are
-        queued immediately."""
+        """Start collectives up to and including the next collective that runs in the background. On a GPU no collective
+        runs in the background, because the stream orders them; so all collectives of the reduction are queued
+        immediately."""
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes
@@ -97,8 +97,8 @@ class Compression:
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """If there are no replicas, nothing is compressed, so add to the gradients the residuals that are left from an
-        earlier layout."""
+        """Without replicas there is no compression. In this case, add the residuals that are left from an earlier
+        layout to the gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:
@@ -163,8 +163,8 @@ class Compression:
         return result
 
     def _factor(self, segment: Segment, like: Tensor) -> Tensor:
-        """The initial factor of PowerSGD's iteration: the last step's factor or, if there is none of this shape, a
-        random factor that is equal on all replicas."""
+        """The factor from which PowerSGD's iteration starts: the last step's factor or, if there is none of this shape,
+        a random factor that is equal on all replicas."""
         shape = factor_shape(segment.shape, self.values.rank)
         factor = self.factors.get(segment.parameter)
         if factor is None or factor.shape != shape:
@@ -174,7 +174,7 @@ class Compression:
 
 
 def factor_shape(shape: tuple[int, ...], rank: int) -> torch.Size:
-    """The shape [b, n, r] of the factor of a shard that is b matrices m x n."""
+    """The shape [b, n, r] of PowerSGD's factor for a shard that consists of b matrices of m x n elements."""
     rows, columns = shape[-2:]
     return torch.Size((prod(shape[:-2]), columns, power_rank(rank, rows, columns)))
 

@@ -1,5 +1,5 @@
 """Packs many messages that differ only in some numeric fields. One message is packed with placeholder values (marks),
-which the values of each message then replace."""
+which are then replaced by the values of each message."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The placeholder for a column of non-negative integers."""
+        """The placeholder value for the column `name`, which has non-negative integers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:

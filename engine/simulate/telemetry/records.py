@@ -97,7 +97,7 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """By pipeline rank and ep rank, the part of a hello that names the rank's experts."""
+        """The part of each rank's hello that lists its experts, by pipeline rank and ep rank."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
         return {

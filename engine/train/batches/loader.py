@@ -19,7 +19,7 @@ POLL_S = 0.1  # how often a waiting thread checks whether it must end
 
 @dataclass(frozen=True)
 class HostBatch:
-    """Tensors of a batch in host memory, and the epochs of its step (`engine.data.mixture.Batch`)."""
+    """The tensors of a batch in host memory, and `epochs`, the same as in `engine.data.mixture.Batch`."""
 
     tensors: tuple[Tensor, ...]
     epochs: tuple[tuple[int, int, int], ...] = ()
@@ -32,8 +32,9 @@ Read = Callable[[int, int, int], HostBatch]
 class Loader:
     """Returns the batches that `read` produces; prefetches batches of up to `depth` steps.
 
-    If a request is not for the step after the previous request's step, or has another `first` or `count`, reading
-    restarts at the requested step. `get` raises the errors of `read`. With depth 0 there is no thread.
+    If a call of `get` does not ask for the step after that of the previous call, or has another `first` or `count`,
+    reading restarts at the requested step. `get` raises the errors of `read`. With depth 0, `get` reads the batch
+    itself, without a thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):

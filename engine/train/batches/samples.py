@@ -13,10 +13,10 @@ from engine.train.batches.loader import HostBatch, Loader
 
 
 class Samples:
-    """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
-    all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch contains the
-    start positions of documents. `mtp_layers`: the number of multi-token prediction layers, each of which adds one
-    further target per token."""
+    """Reads one rank's samples from a text. `positions` selects the tokens of each sample that this rank needs
+    (default: all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch
+    contains the start positions of documents. `mtp_layers`: the number of multi-token prediction layers, each of which
+    adds one further target per token."""
 
     def __init__(
         self,
@@ -57,9 +57,10 @@ class Samples:
 
 
 def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = None) -> Tensor:
-    """[B, 1 + layers, W]: the next tokens `targets_BW`, and for each layer of multi-token prediction the tokens one
-    position further. Layer k at position i reads token i + k and predicts the token after it. The target is -1 if there
-    is no such token in the sequence or, with `starts_BW`, if token i + k belongs to another document than token i."""
+    """The next tokens, `targets_BW`, and for layer k = 1, 2, ... of multi-token prediction the tokens k positions after
+    them, [B, 1 + layers, W]. At position i, layer k reads token i + k and predicts token i + k + 1. The target is -1 if
+    there is no such token in the sequence or, with `starts_BW`, if the tokens i and i + k belong to different
+    documents."""
     further = torch.stack([targets_BW.roll(-k, 1) for k in range(1 + layers)], 1)
     for k in range(1, 1 + layers):
         further[:, k, -k:] = -1

@@ -25,7 +25,8 @@ class LossFreeBalancing:
         }
 
     def __call__(self, load_LE: Tensor) -> None:
-        """Update every bias. `load_LE` counts the (token, expert) pairs of this rank's tokens by layer and expert."""
+        """Update every bias. `load_LE` contains, for each layer and expert, the number of (token, expert) pairs of this
+        rank's tokens."""
         if not self._routers:
             return
         loads = load_LE[list(self._routers)].to(self._device)

@@ -17,7 +17,7 @@ from engine.config.sections.training import LossScale
 
 @dataclass
 class LossScaler:
-    """Keeps the loss scale of the next step. Without `settings` (no fp16) the scale is always 1, and gradients are not
+    """Holds the loss scale for the next step. Without `settings` (no fp16) the scale is always 1, and gradients are not
     changed."""
 
     settings: LossScale | None

@@ -40,8 +40,8 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context manager that swaps the parameters' values with the averages, and swaps them back on exit. Parameters
-        must not be gathered when the context is entered or left."""
+        """Context manager that swaps the parameters' values with the averages, and swaps them back on exit. The
+        parameters must be sharded, not gathered, when the context is entered and when it is left."""
         self._swap()
         try:
             yield

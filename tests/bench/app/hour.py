@@ -1,10 +1,10 @@
-"""Measures whether the memory of the app stops growing: the steps of an hour, with all screens shown in turn.
+"""Measures whether the app's memory stops growing over the steps of an hour, while all screens are shown in turn.
 
     python -m tests.bench hour [--quick] [ranks=64]
 
-The app runs headless with 200 x 60 cells. A thread feeds its store with the records of a scripted run as fast as it
-can, and decodes each record again, as if it came from a socket. The benchmark prints the resident memory of the
-process, and how much of it the store takes.
+The app runs headless with 200 x 60 cells. A thread feeds the app's store with the records of a scripted run as fast as
+it can, and decodes each record as if it came from a socket. The benchmark prints the resident memory of the process,
+and how much of it the store takes.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ SCREEN_S = 1.0
 
 
 class Fed:
-    """A source whose thread gives the store the steps of a scripted run."""
+    """A data source with a thread that feeds the steps of a scripted run to the store."""
 
     operator, owns_run, target = True, False, "demo"
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench screens [--quick] [ranks=1024]
 
-For each number of ranks: CPU time of the app on each screen in percent of one core, the bytes that it writes, the time
-until it paints its first state, and the time from a key to its effect; then the same over a slow connection
-(--low-bandwidth).
+For each number of ranks, the benchmark measures the app's CPU time on each screen in percent of one core, the bytes
+that it writes, the time until it paints its first state, and the time from a key press to its effect. It then repeats
+this with `--low-bandwidth`.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ def _environment() -> dict[str, str]:
 
 
 def compile_modules() -> None:
-    """Compile all modules that a start imports, so that the first measured start does not compile them."""
+    """Compile all modules that the app imports when it starts, so that the first measured start does not compile
+    them."""
     code = "import cockpit.tui.app, cockpit.tui.open, cockpit.data.sources.live as last; last.__name__"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_environment(), check=True)
 
@@ -111,7 +112,7 @@ def simulated(world: int) -> Iterator[Path]:
 
 
 def _speed(command: list[str], folder: Path) -> str:
-    """The speed at which a step takes a tenth of a second."""
+    """The `--speed` of the simulation at which a step takes a tenth of a second."""
     engine = _launched([word.format(speed=1) for word in command], folder)
     try:
         client = Client(started(folder))
@@ -207,7 +208,8 @@ def _help_s(terminal: Terminal) -> float:
 
 
 def _cursor_s(terminal: Terminal, right: bool) -> float:
-    """Seconds until the title of the inspector names another rank. A cell of a large grid holds many ranks."""
+    """Seconds from a cursor key until the inspector's title names another rank. In a large grid, one cell stands for
+    many ranks."""
     return _key_s(terminal, b"l" if right else b"h", rb"Rank \d")
 
 

@@ -4,9 +4,9 @@
 
 Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
 until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
-`--singly`, it sends one frame per step. `Step.step_ms` is the time of sending (`time.monotonic()`, ms), so that a
-receiver can compute the delay. With `--relays=8`, relays send the same steps, one relay for every 8 ranks. Each relay
-sends a frame as often as a real one in a job of this size. Only the first step in the frame has the time of sending.
+`--singly`, it sends one frame per step. `Step.step_ms` holds the send time (`time.monotonic()`, ms), so that a receiver
+can compute the delay. With `--relays=8`, relays send the same steps, one relay for every 8 ranks. Each relay sends
+frames as often as a real relay in a job of this size. Only the first step in the frame has the send time.
 """
 
 import struct
@@ -65,7 +65,7 @@ class Template:
 
 
 class Batch:
-    """A relay's frame, with some steps of each of its ranks. Two frames are sent in turn, so that consecutive frames
+    """A relay's frame, with some steps of each of its ranks. Two frames alternate, so that consecutive frames
     differ."""
 
     def __init__(self, template: Template, ranks: Sequence[int], steps: int) -> None:
@@ -82,7 +82,7 @@ class Batch:
 
 
 class Sender:
-    """One connection: of a rank, or of a relay with the ranks of its node."""
+    """One connection to the hub, of a rank or of a relay that serves the ranks of its node."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""Measures the cost of recording, and the time to seek in a recording.
+"""Measures what recording costs, and how long a seek in a recording takes.
 
 python -m tests.bench.hub.recording [RANKS] [STEPS]
 """

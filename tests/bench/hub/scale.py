@@ -3,7 +3,7 @@ receives them.
 
 python -m tests.bench scale [--quick] [--relays | --memory]
 
---relays: only the loads with relays; --memory: only two loads, ten minutes each.
+`--relays` runs only the loads with relays; `--memory` runs only two loads, for ten minutes each.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Measures whether the memory of hub, `watch` and app stops growing: simulates an hour of a run with 2 ranks in three
-minutes.
+"""Measures whether the memory of hub, `watch` and app stops growing, while it simulates an hour of a run with 2 ranks
+in three minutes.
 
 python -m tests.bench soak
 
-An hour at 20 steps and about one change per second has 72,000 steps and 3,600 changes. The benchmark sends them at
+At 20 steps and about one change per second, an hour has 72,000 steps and 3,600 changes. The benchmark sends them at
 about 500 steps per second. For each step it sends the messages that a trainer sends: records, summary, loads and
 sometimes full vectors.
 """

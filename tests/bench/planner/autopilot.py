@@ -1,7 +1,7 @@
-"""Measures how much faster `cockpit autopilot` makes jobs with bad settings, and compares it with the best fixed
+"""Measures how much `cockpit autopilot` speeds up jobs with bad settings, and compares the result with the best fixed
 setting.
 
-    python -m tests.bench autopilot [NAME ...]     names of jobs below; without names: all
+    python -m tests.bench autopilot [NAME ...]     names of jobs below; without names, all jobs run
 
 Each job starts with bad settings. In one run, the benchmark measures steps with these settings, runs the command
 `cockpit autopilot`, and then measures each combination of the values within the bounds as a fixed setting. Combinations
@@ -11,7 +11,7 @@ fixed one. The cost of the trials is the additional time of the steps with value
 alert stops the command, the benchmark starts it again, as an operator who has read the alert would do.
 
 The times of simulated jobs come from the planner that also predicts them, so these jobs check the autopilot's choices
-and not the predictions. The two real jobs check both.
+and not the predictions. The two jobs that are not simulated check both.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ STARTS = 5  # the command is started again up to this number of times if an aler
 
 @dataclass(frozen=True)
 class Job:
-    """A job with bad settings. `start`: command and layout, with overrides. `within`: the bounds. `fault`: the bad
-    settings, in words."""
+    """A job with bad settings, which `fault` describes. `start`: the `engine` command, its layout and overrides.
+    `within`: the bounds for the autopilot."""
 
     fault: str
     start: str
@@ -148,7 +148,7 @@ class Watcher:
         return new
 
     def window(self, values: Changes, count: int) -> list[float]:
-        """The times in ms of `count` steps with these knob values, after the first `SKIPPED` ones."""
+        """Step times in ms of `count` steps with these knob values, not counting the first `SKIPPED` steps."""
         times: list[float] = []
         self.poll()
         until = time.monotonic() + PATIENCE_S
@@ -185,7 +185,7 @@ def _holds(step: Summary, values: Changes) -> bool:
 
 @dataclass(frozen=True)
 class Flight:
-    """What the autopilot did: the lines of its output, and the steps that the run made meanwhile."""
+    """What the autopilot did: the lines of its output, and the steps that the run completed meanwhile."""
 
     lines: list[dict[str, Any]]
     steps: list[Summary]
@@ -204,7 +204,8 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Additional time of the steps with values that were taken back, compared with the steps before the change."""
+        """Extra time in ms of the steps with values that were later taken back, compared with the mean step time before
+        the change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))
@@ -232,7 +233,7 @@ def fly(job: Job, folder: Path, watcher: Watcher, names: Sequence[str]) -> Fligh
 
 
 def fly_once(job: Job, folder: Path, watcher: Watcher) -> tuple[list[dict[str, Any]], list[Summary]]:
-    """Run the command once; returns the lines of its output, and the steps that the run made meanwhile."""
+    """Run the command once. Returns the lines of its output, and the steps that the run completed meanwhile."""
     command = [
         sys.executable,
         "-m",

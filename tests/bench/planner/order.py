@@ -1,9 +1,9 @@
-"""Calibrates and checks the interval of the ratio of two predicted step times (`engine.planner.search.order`).
+"""Calibrates and checks the interval for the ratio of two predicted step times (`engine.planner.search.order`).
 
 A pair is two published rows of the same work: same source, model, GPUs, batch, precision and release. Its error is the
 difference of the log errors of the two rows. The limits of the interval are quantiles of the errors of pairs whose
-source was left out of the fit. The planner calls the order of a pair if the predicted ratio exceeds its limit, or if
-one layout is slower in each cause.
+source was left out of the fit. The planner decides which of a pair is faster if the predicted ratio exceeds its limit,
+or if one layout is slower overall and not faster in any cause.
 """
 
 from collections import defaultdict
@@ -30,8 +30,8 @@ class Predicted(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Logarithms of the predicted and of the measured ratio of two step times. `same`: whether both layouts split their
-    layers in the same way. `worse`: whether one layout is slower in each cause."""
+    """The log ratio of two layouts' step times, as predicted and as measured. `same`: whether both layouts split their
+    layers in the same way. `worse`: whether one layout is slower overall and not faster in any cause."""
 
     source: str
     same: bool
@@ -53,8 +53,9 @@ class Pair(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Of the pairs whose measured times differ by more than `APART`: number of pairs whose order is called, of those
-    that are called wrongly, and of those that are left open. `held`: share of all pairs within the limits."""
+    """Counts of the pairs whose measured times differ by more than `APART`: those for which the planner decides which
+    is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs within the
+    limits."""
 
     called: int
     wrong: int
@@ -63,7 +64,7 @@ class Calls(NamedTuple):
 
 
 def ratios(predicted: Iterable[Predicted]) -> list[Pair]:
-    """All pairs of rows of the same work."""
+    """All pairs of rows that measure the same work."""
     same: defaultdict[object, list[Predicted]] = defaultdict(list)
     for one in predicted:
         same[one.row.layouts].append(one)
@@ -79,8 +80,8 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """The limits, as logarithms, that hold the share `held` of the pairs of each kind: the key says whether the layers
-    are split in the same way. Without pairs of a kind, its limit is infinite."""
+    """The log limits that contain the errors of the share `held` of pairs: one limit for pairs that split their layers
+    in the same way (key True), one for other pairs. Without pairs of a kind, its limit is infinite."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -96,7 +97,7 @@ def calls(pairs: Sequence[Pair], within: Mapping[bool, float]) -> Calls:
 
 
 def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
-    """The calls for the pairs of each source, with limits from the pairs of all other sources."""
+    """What the planner decides about the pairs of each source, with limits from the pairs of all other sources."""
     return {
         source: calls(
             [pair for pair in pairs if pair.source == source],
@@ -107,8 +108,9 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
-    """Lines about the orders that the planner calls: with the stored fit and limits and, if there are pairs whose
-    source was left out of the fit, by level and by source with limits from the other sources."""
+    """Lines that report for how many pairs the planner decides which is faster, with the stored fit and limits. If
+    there are pairs whose source was left out of the fit, further lines report this by level and by source, with limits
+    from the other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

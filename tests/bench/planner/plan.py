@@ -1,10 +1,11 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
 For each source of published rows, the benchmark reports the error of predictions with the fitted efficiencies, and with
-a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, for how many
-pairs of layouts of the same work the planner predicts the faster layout, and for how many of them it calls the order
-(`tests.bench.planner.order`). With `--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the
-lines of the rows in their file. Rows without a prediction are always listed.
+a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and for how
+many pairs of layouts of the same work the planner predicts the right layout to be faster. Finally it reports for how
+many pairs the planner decides which is faster (`tests.bench.planner.order`). With `--pairs` the benchmark lists the
+pairs whose order is predicted wrongly, with the line numbers of the rows in their file. It always lists the rows for
+which the planner has no prediction.
 """
 
 import sys
@@ -118,7 +119,7 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
 
 
 def lines(published: Sequence[Row]) -> dict[int, int]:
-    """The line of each row in the file of its source, by the row's `id()`. The header is line 1."""
+    """Maps the `id()` of each row to its line number in its source's file. The header is line 1."""
     counts: defaultdict[str, int] = defaultdict(lambda: 1)
     found = {}
     for row in published:

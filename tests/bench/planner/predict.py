@@ -54,8 +54,8 @@ class Result:
         return low <= self.seconds <= high
 
     def memory(self) -> tuple[float, float]:
-        """Predicted and measured peak of live storages, on the rank with the highest peak. The prediction uses the
-        expert imbalance that this rank measured."""
+        """Predicted and measured peak bytes of live tensor storages, on the rank with the highest peak. The prediction
+        uses the expert imbalance that this rank measured."""
         rank = max(range(len(self.ranks)), key=lambda n: self.ranks[n]["peak"])
         job = replace(Job.of(self.layout), imbalance=max(1.0, self.ranks[rank]["imbalance"]))
         pp = self.layout.ranks.coords(rank)["pp"]
@@ -126,8 +126,8 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """The number of pairs whose faster layout is predicted to be faster, of the pairs that differ by more than
-    `APART`."""
+    """Of the pairs of layouts whose measured times differ by more than `APART`, the number for which the planner
+    predicts the right one to be faster."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)
@@ -135,7 +135,7 @@ def order(found: list[Result]) -> str:
 
 
 def sent(found: list[Result]) -> list[str]:
-    """The ranks and axes whose measured bytes differ from the planned bytes, and the number of comparisons."""
+    """How many planned byte counts equal the measured ones, and one line for each rank and axis that differs."""
     compared, wrong = 0, []
     for result in found:
         for rank, measured in enumerate(result.ranks):

@@ -1,5 +1,5 @@
-"""Runs small layouts for `python -m tests.bench predict`; measures step times, bytes by axis, and the peak of live
-storages.
+"""Runs small layouts for `python -m tests.bench predict`; measures step times, bytes by axis, and the peak bytes of
+live tensor storages.
 
 python -m tests.bench.planner.predict_ranks FOLDER NAME ...   (each rank writes FOLDER/NAME/RANK.json)
 """

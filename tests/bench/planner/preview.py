@@ -3,10 +3,11 @@
 python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ...]
 
 The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
-one. It previews each change, applies the change and measures the steps after it. It reports whether the predicted step
-time changed in the right direction, if the measured effect exceeds the noise, and whether each predicted interval holds
-the measured value. A preview whose interval contains the current step time predicts no direction; such previews are
-counted separately. The widths of the intervals are printed too, because wide intervals contain any value.
+one. It previews each change, applies the change and measures the steps after it. If the measured effect exceeds the
+noise, it reports whether the predicted step time changed in the right direction. It also reports whether each predicted
+interval contains the measured value. A preview whose interval contains the current step time predicts no direction;
+such previews are counted separately. The benchmark also prints how wide the intervals are, because a wide one contains
+almost any value.
 """
 
 import contextlib
@@ -137,9 +138,9 @@ def main() -> None:
 
 @dataclass
 class Outcomes:
-    """Compares previews with measured step times. `right`, `wrong`, `undecided`: predicted directions of the changes
-    whose effect exceeds the noise. `held` and `widths`: by source, whether each interval holds the measured value, and
-    its width, relative to the step time before the change."""
+    """Compares previews with measured step times. For the changes whose effect exceeds the noise, `right`, `wrong` and
+    `undecided` count the predicted directions. `held` and `widths`, by the source of the estimates: whether each
+    interval contains the measured value, and its width relative to the step time before the change."""
 
     right: int = 0
     wrong: int = 0

@@ -19,7 +19,8 @@ NO_MODEL = {
 
 
 def gpt(layers: int, width: int, heads: int, vocab: int, positions: int, bias: bool = True) -> Transformer:
-    """GPT-2 and GPT-3: LayerNorm, learned positions, an MLP of four times the width, a head tied to the embedding."""
+    """GPT-2 and GPT-3 have LayerNorm, learned positions, an MLP four times as wide as the model, and a head tied to the
+    embedding."""
     attention = Attention(heads, heads, width // heads, bias=bias)
     layer = Layer(attention, Dense(4 * width, gated=False, bias=bias))
     return Transformer(width, vocab, (layer,) * layers, True, norm_parameters=2, positions=positions)
@@ -58,8 +59,8 @@ def routed(layers: int, width: int, attention: Attention, experts: Experts, voca
 
 
 def deepseek(layers: int, dense: int, heads: int, experts: Experts, vocab: int, mtp: int = 0) -> Transformer:
-    """DeepSeek-V3 and Kimi K2, which have the same dims of latent attention. The first layers are dense, with a hidden
-    width of 18432."""
+    """DeepSeek-V3 and Kimi K2, whose latent attention has the same dimensions. The first layers are dense, with a
+    hidden width of 18432."""
     mixer = LatentAttention(heads, 1536, 512, 128, 64, 128)
     first, rest = Layer(mixer, Dense(18432)), Layer(mixer, experts)
     return Transformer(7168, vocab, (first,) * dense + (rest,) * (layers - dense), mtp_layers=mtp)
@@ -76,8 +77,8 @@ def gpt_oss(layers: int, experts_of_a_layer: int) -> Transformer:
 
 
 def maverick() -> Transformer:
-    """Llama 4 Maverick: every second layer has experts, and attention of three of four layers is limited to chunks of
-    8192 tokens (public configuration)."""
+    """Llama 4 Maverick: every second layer has experts, and in three of every four layers attention is limited to
+    chunks of 8192 tokens (public configuration)."""
     dense, experts = Dense(16384), Experts(128, 1, 8192, shared_hidden=8192)
     attention = Attention(40, 8, 128)
     return Transformer(5120, 202048, (Layer(attention, dense), Layer(attention, experts)) * 24)
@@ -90,8 +91,8 @@ def hybrid(
     mixers: tuple[StateSpace, Attention],
     mlp: Dense | Experts,
 ) -> Transformer:
-    """A model with separate state-space, feed-forward and attention layers, spread evenly; `counts` has their numbers
-    in this order. Without a pipeline the order of the layers does not influence times."""
+    """A model with separate state-space, feed-forward and attention layers, spread evenly. `counts` gives the number of
+    layers of each kind, in this order. Without a pipeline, the order of the layers does not affect the times."""
     scan, attention = mixers
     kinds = (Layer(scan, None), Layer(None, mlp), Layer(attention, None))
     places = sorted((n / count, kind) for kind, count in enumerate(counts) for n in range(count))

@@ -1,4 +1,4 @@
-"""Settings of published runs that are missing in their tables, from the public recipes."""
+"""Settings that the tables of published runs leave out, taken from the public recipes."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Measures the overhead of the adapters: in one job of two ranks, short trainings with and without an adapter take
-turns, in the same processes.
+"""Measures the overhead of the adapters: in one job of two ranks, short training runs with and without an adapter
+alternate in the same processes.
 
-Each training with an adapter has its own hub; the first steps of a training are not counted. A pair is two trainings,
-one with and one without the adapter, in alternating order; a round is a pair of each library. Rounds are repeated until
+Each run with an adapter has its own hub; the first steps of a run are not counted. A pair is two runs, one with and one
+without the adapter, in alternating order; a round is one pair for each library. Rounds are repeated until
 `BUDGET_S` is spent. The benchmark compares the mean step time, and the CPU time of rank 0's process including its
 agent's thread, as the median over pairs with a bootstrap interval. Libraries that are not installed are left out.
 """
@@ -190,12 +190,12 @@ def deepspeed_block(folder: Path, on: bool) -> Clock:
 
 
 class Captured(Exception):
-    """Raised in place of a call of Megatron-LM's `train`; contains the arguments of the call."""
+    """Raised instead of calling Megatron-LM's `train`; contains the arguments of the call."""
 
 
 @functools.cache
 def megatron(folder: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Set up a training with Megatron-LM's `pretrain_gpt.py`; returns the arguments of `train`."""
+    """Set up training with Megatron-LM's `pretrain_gpt.py`, but do not start it. Returns the arguments of `train`."""
     from tests.ranks.adapters.megatron_lm import cpu, job
 
     cpu.use_cpu()
@@ -255,7 +255,8 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
 
 
 def work(folder: Path, kinds: list[str], began_s: float) -> None:
-    """Run all trainings on one rank. Rank 0 writes the measurements: one pair per line, with and without the adapter.
+    """Take part in all training runs as one rank. Rank 0 writes the measurements, one line per pair of runs, with and
+    without the adapter.
 
     `began_s`: the start of the benchmark, on the clock of `time.time`.
     """
@@ -312,7 +313,8 @@ def main() -> None:
 
 
 def measured(kinds: list[str], began_s: float) -> list[Any]:
-    """The pairs of one job: name of the adapter, and seconds of wall and CPU time per step, with and without it."""
+    """Run one job. Returns for each pair of runs the adapter's name, and the wall and CPU seconds per step, with and
+    without the adapter."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,5 +1,5 @@
 """Measures how long a save stops training. Compares a copy into the buffers of the previous save, a copy into new
-memory, a save in the background, and a save that is written before training continues. There is one rank."""
+memory, a save in the background, and a save that is written before training continues. The run has one rank."""
 
 import tempfile
 import time

@@ -1,5 +1,4 @@
-"""Compares gloo's ring collectives with an all-to-all of the same bytes, which `engine/parallel/collectives.py`
-uses."""
+"""Compares gloo's own collectives with those of `engine/parallel/collectives.py`, which use all-to-alls."""
 
 import tempfile
 import time

@@ -1,10 +1,11 @@
 """Compares the engine's bf16 training step on one GPU with that of a Hugging Face model of the same size: tokens/s,
 MFU, peak memory.
 
-The engine's step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step with
-Hugging Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So
-weight, gradient and moments take 16 bytes per parameter in the engine and 8 in the Hugging Face step. Each
-configuration runs in its own process, so that the memory and the failures of one configuration do not affect the next.
+The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
+records, with fp32 weights. The step with Hugging Face's model is a standard training step: bf16 weights, SDPA, fused
+AdamW, the same micro-batches and clipping. So weight, gradient and moments take 16 bytes per parameter in the engine
+and 8 in the Hugging Face step. Each configuration runs in its own process, so that the memory and the failures of one
+configuration do not affect the next.
 
 python -m tests.bench gpu          all configurations; skipped without a GPU
 python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
@@ -65,7 +66,7 @@ def measure(who: str, layout: Layout) -> dict[str, Any]:
 
 
 def mark(gpu: bool) -> Any:
-    """A time mark: the time in ms on the CPU, an event on the stream on a GPU."""
+    """A timestamp: the time in ms on a CPU, a CUDA event recorded on the current stream on a GPU."""
     if not gpu:
         return time.perf_counter() * 1e3
     import torch
@@ -76,7 +77,7 @@ def mark(gpu: bool) -> Any:
 
 
 def between(first: Any, second: Any) -> float:
-    """The milliseconds between two marks."""
+    """The milliseconds between two timestamps from `mark`."""
     return float(second - first if isinstance(first, float) else first.elapsed_time(second))
 
 
@@ -167,7 +168,7 @@ def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
 
 
 def row(layout: Layout, who: str, measured: dict[str, Any]) -> str:
-    """A row of the table."""
+    """One row of the Markdown table."""
     head = f"| {layout.run.name} | {who} |"
     if "ms" not in measured:
         return f"{head} {measured['why']} | | | |"

@@ -1,10 +1,10 @@
 """Measures the overhead of telemetry and control: each is turned on and off in blocks (ABBA) within one run.
 
-There is one run per number of ranks and step size. Telemetry on: all ranks send the default records to a hub on the
-same machine. Telemetry off: agents send nothing and their threads sleep. Control on or off: the ranks vote at each step
-boundary or do not vote. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. The
-benchmark also measures the CPU time of agent and hub, and the CPU time in which the trainer's thread prepares and sends
-messages: the difference between telemetry on and off, as a share of the step.
+There is one run for each combination of rank count and step size. With telemetry on, all ranks send the default records
+to a hub on the same machine; with telemetry off, agents send nothing and their threads sleep. With control on, the
+ranks vote at each step boundary; with control off, they do not. The ratio of mean step times is the median over ABBA
+groups, with a bootstrap interval. The benchmark also measures the CPU time of agent and hub, and the CPU time in which
+the trainer's thread prepares and sends messages: the difference between telemetry on and off, as a share of the step.
 """
 
 import json
@@ -138,8 +138,8 @@ def measure(context: RankContext, size: str) -> None:
 
 
 def timed(owner: Any, *names: str) -> dict[str, float]:
-    """Make methods of `owner` measure their CPU time. The returned dict has the CPU seconds of this thread by method
-    name."""
+    """Wrap methods of `owner` to measure their CPU time. The returned dict maps each method's name to the CPU seconds
+    that its calls have taken."""
     spent = dict.fromkeys(names, 0.0)
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

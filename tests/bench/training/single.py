@@ -1,8 +1,9 @@
-"""Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, clip, AdamW.
+"""Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, gradient
+clipping, AdamW.
 
-The engine's step is the whole step of the trainer with data, meter, vote and records, with and without
-`train.compile`. Mixtral runs with each implementation of its experts. All configurations use fp32, SDPA attention,
-the balancing loss and the same batch size, and their steps alternate.
+The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
+records, with and without `train.compile`. Mixtral runs with each implementation of its experts. All configurations use
+fp32, SDPA attention, the balancing loss and the same batch size, and their steps alternate.
 """
 
 import importlib.util
@@ -71,7 +72,7 @@ def measure(context: RankContext) -> None:
 def mixtral(
     kind: str, layers: int, width: int, heads: int, length: int, experts: int, d_expert: int, batch: int
 ) -> Callable[[int], object]:
-    """A usual training step of Mixtral."""
+    """A function that runs a standard training step of Mixtral."""
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 

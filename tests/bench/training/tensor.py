@@ -86,7 +86,8 @@ class TorchBlock(nn.Module):
 
 
 def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
-    """Use torchtitan's plan: the residual is sharded along the sequence, weights column-wise, then row-wise."""
+    """Apply torchtitan's tensor-parallel plan: the residual stream is sharded along the sequence, and weights are
+    sharded column-wise, then row-wise."""
     blocks = nn.Sequential(*(TorchBlock(model) for _ in range(model.layers)))
     whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     columns = ColwiseParallel()

@@ -67,8 +67,8 @@ def measure(name: str, layers: int) -> None:
 
 
 def training(layers: int) -> Any:
-    """A function that trains a small transformer for one step. Without layers, the function trains a linear layer and
-    then sleeps, so that the hooks take most of its CPU time."""
+    """A function that runs one training step of a small transformer. With `layers=0`, it trains a linear layer and then
+    sleeps, so that the hooks take most of its CPU time."""
     import torch
 
     model: torch.nn.Module = torch.nn.Linear(128, 1)

@@ -1,4 +1,4 @@
-"""Connections on which nothing or too much is sent, or that are dead: hub and agents close them without help."""
+"""Connections on which a peer sends nothing or too much, or that are dead: hub and agents close them by themselves."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -30,7 +30,7 @@ STORM = 1024  # number of ranks
 
 
 def memory_bytes(pid: int, what: str = "VmRSS") -> int:
-    """Memory of a process; `VmHWM`: its peak."""
+    """The resident memory of a process, or its peak if `what` is `VmHWM`."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(what)).split()[1]) << 10
 

@@ -1,5 +1,5 @@
-"""Fault 7: malformed frames are sent to both sockets of a real hub. The sender gets one sentence, and there is no other
-effect.
+"""Fault 7: malformed frames are sent to both sockets of a real hub. The sender gets an error of one sentence, and there
+is no other effect.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def followed(hub: HubProcess, fleet: Fleet) -> Iterator[Client]:
 
 
 def cpu_s(hub: HubProcess) -> float:
-    """CPU seconds of the hub so far. Unlike the time of an answer, they do not depend on other programs."""
+    """CPU seconds of the hub so far. Unlike the response time, CPU time does not depend on other programs."""
     times = psutil.Process(hub.process.pid).cpu_times()
     return times.user + times.system
 

@@ -1,5 +1,5 @@
-"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. They work together as far as both
-releases allow.
+"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. Agent and hub work together as far as
+both releases allow.
 
 The tests use plain sockets to act as the other release: they omit fields that an older release lacks, and add invented
 fields for a newer one.

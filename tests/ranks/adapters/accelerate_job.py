@@ -1,7 +1,7 @@
 """A user's training loop with Accelerate: a tiny Mixtral with random weights, and two added lines for the cockpit.
 
-torchrun accelerate_job.py '{"folder": ..., "accumulation": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json,
-by update.
+torchrun accelerate_job.py '{"folder": ..., "accumulation": 2, ...}'. Rank 0 writes its loss for each update to
+FOLDER/losses.json.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A user's training script with DeepSpeed: a small model with a MoE layer over two expert-parallel ranks, and two added
 lines for the cockpit.
 
-torchrun deepspeed_job.py '{"folder": ..., "accumulation": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json,
-by update.
+torchrun deepspeed_job.py '{"folder": ..., "accumulation": 2, ...}'. Rank 0 writes its loss for each update to
+FOLDER/losses.json.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Starts the scripts of this folder as two ranks of torchrun, and runs cockpit commands on them."""
+"""Starts the scripts in this folder with torchrun as two ranks, and runs cockpit commands on them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class Job:
         )
 
     def cockpit(self, *words: str) -> Any:
-        """The parsed output of a command of the cockpit."""
+        """Run a `cockpit` command, and return its parsed output."""
         done = subprocess.run(
             [sys.executable, "-m", "cockpit", *words, "--json"],
             env=self._environ,
@@ -53,7 +53,8 @@ class Job:
             time.sleep(0.2)
 
     def losses(self) -> dict[int, Any]:
-        """The values that the script wrote for each step. Waits until the script has ended by itself."""
+        """The values that the script wrote for each step. Waits for the script to exit, and checks that it
+        succeeded."""
         assert self.process.wait(DEADLINE_S) == 0, self.output
         text = (self.folder / "losses.json").read_text()
         return {int(step): noted for step, noted in json.loads(text).items()}
@@ -65,7 +66,7 @@ class Job:
 
 @contextmanager
 def job(script: str, folder: Path, **options: Any) -> Iterator[Job]:
-    """A job that ends with the test."""
+    """Start a job, and terminate it at the end of the `with` block."""
     one = Job(script, folder, **options)
     try:
         yield one

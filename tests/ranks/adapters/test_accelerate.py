@@ -1,4 +1,4 @@
-"""The adapter of loops written with Accelerate, in a real job of two ranks with a tiny Mixtral."""
+"""The adapter for training loops with Accelerate in a real job of two ranks, with a tiny Mixtral."""
 
 from pathlib import Path
 

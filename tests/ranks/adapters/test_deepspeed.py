@@ -1,4 +1,4 @@
-"""The adapter of DeepSpeed, in a real job of two ranks with a small model with experts."""
+"""The DeepSpeed adapter in a real job of two ranks, with a small MoE model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The adapter of Lightning's `Trainer`, in a real job of two ranks with a tiny Mixtral."""
+"""The adapter for Lightning's `Trainer` in a real job of two ranks, with a tiny Mixtral."""
 
 from pathlib import Path
 

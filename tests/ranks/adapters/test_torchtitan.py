@@ -1,4 +1,4 @@
-"""The adapter of torchtitan, in a real job of two ranks with torchtitan's debug Llama model on CPUs."""
+"""The torchtitan adapter in a real job of two ranks, with torchtitan's debug Llama model on CPUs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The adapter of transformers' `Trainer`, in a real job of two ranks with a tiny Mixtral."""
+"""The adapter for the transformers `Trainer` in a real job of two ranks, with a tiny Mixtral."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A user's fine-tuning script with transformers' `Trainer`: a tiny Mixtral with random weights, and two added lines.
 
-torchrun trainer_job.py '{"folder": ..., "accumulation": 2, "max_steps": 40, ...}'. Writes the losses of all ranks to
-FOLDER/losses.json, by step.
+torchrun trainer_job.py '{"folder": ..., "accumulation": 2, "max_steps": 40, ...}'. Rank 0 writes the loss of each
+step, averaged over all ranks, to FOLDER/losses.json.
 """
 
 import json

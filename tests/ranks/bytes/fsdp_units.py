@@ -1,4 +1,4 @@
-"""The FSDP units of a rank, and the bytes and the collectives of each in a step."""
+"""The FSDP units of a rank, with the bytes and collectives of each unit in a step."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ Exchanges = dict[str, list[list[int]]]
 
 
 def fsdp_exchanges(trainer: Trainer) -> Exchanges:
-    """Start to count the collectives of FSDP. The numbers in the returned lists grow as the units communicate."""
+    """Start counting the collectives of FSDP. The counts in the returned lists grow as the units communicate."""
     world, found = trainer.world, dict[str, list[list[int]]]()
     for unit in trainer.computation.shards._units:
         for group in param_groups(unit.module):
@@ -125,7 +125,7 @@ def fsdp_exchanges(trainer: Trainer) -> Exchanges:
 
 
 class _Counted:
-    """A collective of FSDP2 that adds its calls to `counts[n]`."""
+    """Wraps a collective of FSDP2, and counts its calls in `counts[n]`."""
 
     def __init__(self, collective: Any, counts: list[int], n: int):
         self._collective, self._counts, self._n = collective, counts, n
@@ -139,7 +139,7 @@ class _Counted:
 
 
 def planned_exchanges(layout: Layout, trainer: Trainer) -> Exchanges:
-    """The planner's counts of gathers and reductions of each FSDP unit in a step."""
+    """How often the planner expects each FSDP unit to be gathered and reduced in a step."""
     grid, found = layout.ranks, dict[str, list[list[int]]]()
     gathers, reductions = unit_exchanges(Job.of(layout), trainer.world.coords["pp"])
     for kind, ranks in (("dense", grid.fsdp), ("experts", grid.efsdp)):

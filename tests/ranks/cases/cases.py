@@ -285,7 +285,7 @@ UNSCRIPTED = 8  # number of steps of a quick case without a script
 
 
 def steps_of(name: str) -> int:
-    """The number of steps of a case that the command line names; quick cases are shorter than STEPS."""
+    """The number of steps to run for a case named on the command line. Cases in QUICK run fewer steps than STEPS."""
     if name not in QUICK:
         return STEPS
     script = CASES[name].script

@@ -1,4 +1,5 @@
-"""Parity cases that put parts which few other cases have into several mixes of axes (`tests/ranks/parity/parts.py`)."""
+"""Parity cases on several axes at once, for the parts of the engine that few other cases have
+(`tests/ranks/parity/parts.py`)."""
 
 from tests.ranks.cases.case import (
     ADAMW,

@@ -1,7 +1,7 @@
 """Draws random legal layouts of small models, each from a seed: model parts, axes, schedules, data and knobs.
 
-Every choice is a row of a table. A combination that the checks of a layout refuse is drawn again, so the draw follows
-the checks as they change.
+Every choice is a row of a table. A combination that the layout checks reject is drawn again, so the draw follows the
+checks as they change.
 """
 
 from random import Random

@@ -226,8 +226,8 @@ def resumed(folder: Path) -> None:
 
 def shards(folder: Path) -> None:
     """Train eight steps on token shards, with validation and averaged weights. Repeat the last four steps in other
-    layouts, and all eight without validation. Then train one step with the learning rate 0, validated on its own
-    samples."""
+    layouts, and all eight without validation. Then train one step with learning rate 0, whose validation uses the
+    samples of the step."""
     runs: dict[str, tuple[list[str], Path | None]] = {"begun": (DATA_BEGUN, None)}
     runs |= {name: (layout, folder / "begun/checkpoints/step-4") for name, layout in DATA_RESUMED.items()}
     runs["unvalidated"] = ([*DATA_BEGUN, "validation.every=0", "train.ema=none"], None)
@@ -323,7 +323,7 @@ def another(knob: KnobState) -> Value:
 
 
 def random_switches(folder: Path) -> None:
-    """One run with a hundred changes of knobs, and the same run without changes."""
+    """One run with a hundred knob changes, and the same run without changes."""
 
     def work(context: RankContext) -> None:
         train(context, FICKLE, folder / "untouched")
@@ -373,7 +373,7 @@ def scenario(
 
 
 def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, not sharded."""
+    """All tensors of a checkpoint, unsharded."""
     files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])

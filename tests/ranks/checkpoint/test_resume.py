@@ -1,4 +1,4 @@
-"""Saving and resuming: in other layouts, after kills, after knob changes, and on the real command line."""
+"""Saving and resuming: with another layout, after kills, after knob changes, and from the real command line."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The algorithms over gloo's messages, the choice by size in an axis, and `engine collectives` itself."""
+"""The collective algorithms over gloo, the choice among them by size in an `Axis`, and `engine collectives` itself."""
 
 import json
 import os
@@ -87,7 +87,8 @@ ELEMENTS = (4, 30, 300, 1500, 5000, 30000, 100000)
 
 @pytest.mark.parametrize("world", [4, 3])
 def test_algorithms_over_gloo_and_the_choice_of_an_axis(world: int, driver: Driver) -> None:
-    """Three ranks were not measured, so they use the fitted lines of two ranks, without the hierarchical algorithm."""
+    """There are no measurements for three ranks, so they use the lines fitted for two ranks, without the hierarchical
+    algorithm."""
     from engine.collectives.parts import sent_elements
 
     process = driver.start(OVER_GLOO, world, preload=TORCH)

@@ -69,7 +69,7 @@ def stepped(layout: Layout, context: RankContext, script: Script | None = None) 
 
 
 def quick(folder: Path) -> None:
-    """The methods of QUICK on two replicas of two ranks, and one run that changes its method at every step."""
+    """Run each method in QUICK on two replicas of two ranks, and one run that changes its method at every step."""
 
     def work(context: RankContext) -> None:
         found = compared(context, QUICK)
@@ -122,7 +122,7 @@ def moved(context: RankContext, folder: Path) -> None:
 
 
 def residuals_by_rank(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
-    """The residuals of experts on each rank, by name and holder."""
+    """The compression residuals of the experts on each rank, by tensor name."""
     tensors = trainer.saving._state().tensors()
     mine = {k: t.clone() for k, t in tensors.items() if k.startswith("residual") and ".experts." in k}
     by_rank: list[dict[str, torch.Tensor]] = [{}] * dist.get_world_size()

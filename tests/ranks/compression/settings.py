@@ -1,4 +1,4 @@
-"""The methods of compression that the runs compare, and the grids in which they resume."""
+"""The gradient compression methods that the runs compare, and the grids in which they resume."""
 
 SETTINGS = {
     "none": [],

@@ -18,7 +18,7 @@ Results = Callable[[str], list[Any]]
 
 
 def methods(*names: str) -> list[Any]:
-    """Runs as parameters of a test; `make test` leaves out those that are not in QUICK."""
+    """Test parameters, one for each named run; `make test` skips the runs that are not in QUICK."""
     quick = (*QUICK, "turned")
     return [
         name if name in quick else pytest.param(name, marks=pytest.mark.exhaustive, id=name) for name in names
@@ -33,8 +33,8 @@ def ran(folder: Path, scenario: str) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A function that returns the results of a run by rank. It first runs the scenario of the run, if that has not been
-    run."""
+    """A function that returns a run's results by rank. If the run's scenario has not run yet, the function runs it
+    first."""
     done: dict[str, list[Any]] = {}
 
     def of_run(name: str) -> list[Any]:

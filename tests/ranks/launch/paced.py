@@ -1,4 +1,4 @@
-"""The command `engine`, with a pause before each step: its ranks leave the cores to the commands of a test.
+"""The command `engine` with a pause before each step, so that its ranks leave CPU cores free for a test's commands.
 
 python -m tests.ranks.launch.paced run LAYOUT ...
 """

@@ -109,8 +109,9 @@ def test_ranks_of_slurm(driver: Driver) -> None:
 
 
 def free_port() -> str:
-    """A port for a server that a rank starts later. The port is below the range from which the system chooses ports of
-    connections (from 32,768 on Linux), so that no connection of another test uses it before the server starts."""
+    """A port for a server that a rank starts later. The port is below the range from which the system chooses ports for
+    outgoing connections (from 32,768 on Linux), so that no connection of another test takes it before the server
+    starts."""
     while True:
         port = random.randrange(10_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

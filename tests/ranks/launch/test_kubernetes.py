@@ -1,4 +1,4 @@
-"""docs/clusters/kubernetes.yaml: valid for Kubernetes' own schemas, and understood by torchrun and the engine."""
+"""docs/clusters/kubernetes.yaml: valid under Kubernetes' own schemas, and accepted by torchrun and the engine."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def pod() -> dict[str, Any]:
 
 
 def command_in_pod(index: int, **replaced: str) -> list[str]:
-    """The command of the pod with this index, after Kubernetes has replaced $(NAME)."""
+    """The container command of the pod with this index, with each $(NAME) replaced as Kubernetes does."""
     environ = {"JOB_COMPLETION_INDEX": str(index), "POD_IP": "10.0.0.7"} | replaced
     words = pod()["containers"][0]["command"]
     return [re.sub(r"\$\((\w+)\)", lambda name: environ[name[1]], word) for word in words]

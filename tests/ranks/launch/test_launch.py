@@ -1,4 +1,4 @@
-"""Start, supervision and end of forked ranks: small drivers as real processes, with signals and failures."""
+"""Starting, supervising and ending forked ranks: small drivers as real processes, with signals and failures."""
 
 import json
 import os

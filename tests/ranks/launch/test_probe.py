@@ -1,4 +1,5 @@
-"""`engine probe` with two ranks: it writes a description that the planner reads, and Ctrl-C ends it cleanly."""
+"""`engine probe` with two ranks: it writes a hardware description that the planner reads, and Ctrl-C ends it
+cleanly."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`engine run` and `cockpit` as commands of a script, with real ranks and faults."""
+"""`engine run` and `cockpit` as a script would run them, with real ranks and faults."""
 
 import gzip
 import json
@@ -43,8 +43,8 @@ STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over
 
 
 def engine(*arguments: str) -> list[str]:
-    """The words of `engine run` for `Program`, which forks it from a process with torch. For the command itself, put
-    `sys.executable` before them."""
+    """The arguments of `engine run` for `Program`, which forks it from a process that has imported torch. To run it as
+    a command, put `sys.executable` before them."""
     return ["-m", "engine", "run", *arguments]
 
 

@@ -1,4 +1,5 @@
-"""SIGUSR1 saves a checkpoint of a running job; the hub of a job ignores the signals that a scheduler sends to all."""
+"""SIGUSR1 saves a checkpoint of a running job; the job's hub ignores the signals that a scheduler sends to all of the
+job's processes."""
 
 import json
 import os

@@ -145,8 +145,8 @@ def work(context):
 
 @pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
-    """The gradient of a micro-batch is bit-identical under all schedules, and schedules differ only in the order in
-    which fp32 sums add up 8 of them."""
+    """Each micro-batch's gradient is bit-identical under all schedules. The schedules differ only in the order in which
+    they add the 8 gradients in fp32."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))
     assert (status, errors) == (0, "")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
@@ -182,8 +182,8 @@ def work(context):
 
 
 def test_the_host_reads_one_value_list_for_each_dispatch(driver: Driver) -> None:
-    """2 layers and 2 micro-batches have 4 dispatches. On a GPU each read makes the host wait for the device; the step
-    reads once more, for the norm (`tests/unit/engine/launch/test_device.py` tests ep = 1)."""
+    """Two layers and two micro-batches make 4 dispatches. On a GPU each read makes the host wait for the device; the
+    step reads once more, for the norm (`tests/unit/engine/launch/test_device.py` tests ep = 1)."""
     status, _, errors = driver.end(driver.start(WAITED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert set(driver.notes("in_the_passes").values()) == {" ".join(["tolist"] * 4)}

@@ -1,11 +1,11 @@
-"""A driver that measures the live storages of each rank, and writes them together with the planner's numbers.
+"""A driver that measures the memory of live tensor storages on each rank, and writes it with the planner's numbers.
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank writes `RANK.json`. The file has the peak until the first step, the bytes of the rank's shards, and the
-measured and planned peak of a step. For small models without a pipeline, the file also has the measured and planned
-bytes that a micro-batch's forward keeps. The plan uses the imbalance of rows that the rank measured. `start_resident`
-and `peak_resident` are peaks of resident memory.
+Each rank writes `RANK.json`. The file has the peak during start-up, the bytes of the rank's shards, and the measured
+and planned peak of a step. For small models without a pipeline, the file also has the measured and planned bytes that
+the forward pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows.
+`start_resident` and `peak_resident` are the process's peak resident memory at the same two points.
 """
 
 import json
@@ -36,7 +36,7 @@ from tests.ranks.memory.resident import Resident
 
 
 class Received:
-    """Ratio of the rows that the experts of this rank received to the rows that it sent, since the start."""
+    """Counts since the start the rows that this rank's experts received, and the rows that this rank sent."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
@@ -49,7 +49,8 @@ class Received:
 
 
 def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
-    """Bytes that the forward of a micro-batch adds, after an earlier micro-batch has gathered the weights."""
+    """Bytes that the forward pass of a micro-batch leaves allocated, with the weights already gathered by an earlier
+    micro-batch."""
     computation, layout = trainer.computation, trainer.layout
     first = computation.world.coords["dp"] * layout.local_batch
     sequences = computation.samples.batch(0, first, layout.local_batch)

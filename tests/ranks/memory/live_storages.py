@@ -52,7 +52,8 @@ class LiveStorages(TorchDispatchMode):
 
 
 class SavedStorages:
-    """Storages that autograd saves inside the `with` block, without those of a module's own tensors."""
+    """The tensor storages that autograd saves inside the `with` block, except those of the modules' own parameters and
+    buffers."""
 
     def __init__(self, *modules: nn.Module):
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]

@@ -1,4 +1,4 @@
-"""The memory that the kernel has given this process, as reported by the kernel."""
+"""The resident memory of this process, as reported by the kernel."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ MIB = 2**20
 
 
 class Resident:
-    """Bytes of resident memory beyond those at the creation of this object, at the peak of the process.
+    """The peak resident memory of the process in bytes, minus its resident memory when this object was created.
 
     Resident memory includes more than tensors: modules, the corpus, and memory that the allocator holds but no tensor
     uses.

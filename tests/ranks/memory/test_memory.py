@@ -1,4 +1,4 @@
-"""The memory that a rank keeps, and its peak, are as planned: over tp, cp, ep, dp and pipelines, on real ranks."""
+"""The memory that a real rank keeps, and its peak memory, are as planned with tp, cp, ep, dp and pipelines."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(960)
 def test_a_gib_of_weights_over_four_ranks_is_as_planned(tmp_path: Path) -> None:
-    """The test measures the live storages, and the memory that the kernel has given each process."""
+    """The test measures live tensor storages, and the resident memory of each process."""
     done = runner("tests.ranks.memory", {LARGE_ONE: "large"}, lambda name: tmp_path / name, timeout_s=900)
     ranks = sorted(done(LARGE_ONE).glob("[0-9]*.json"))
     assert len(ranks) == 4

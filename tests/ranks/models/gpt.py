@@ -1,4 +1,4 @@
-"""A GPT as your own model: learned positions, GELU MLP, LayerNorm (docs/train/own_model.md)."""
+"""A GPT as an example of a user's own model: learned positions, GELU MLP, LayerNorm (docs/train/own_model.md)."""
 
 import torch
 from torch import Tensor, nn

@@ -1,9 +1,9 @@
-"""Trains each layout twice, with and without generated text; test_live_samples.py compares the results. All
-computations but those of the layout in bf16 are in fp64.
+"""Trains each layout twice, with and without generated text; test_live_samples.py compares the results. Except for the
+bf16 layout, all computations are in fp64.
 
     python -m tests.ranks.models.live_samples FOLDER NAME ...
 
-FOLDER/NAME.json has, for each of the two runs, what each rank measured and computed in it, and the generated tokens.
+FOLDER/NAME.json has, for each of the two runs, what each rank measured and computed, and the generated tokens.
 """
 
 import hashlib
@@ -104,8 +104,9 @@ def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer
 
 
 def largest_difference(trainer: Trainer, layout: Layout) -> float:
-    """The largest difference between the logits of passes over the caches and those of a forward of the whole text. The
-    result is 0 on ranks without logits, and under cp, which splits the whole text over the ranks."""
+    """The largest difference between the logits of passes that use the attention caches and those of one forward pass
+    over the whole text. Returns 0 on ranks without logits, and with cp > 1, where each rank has only part of the text.
+    """
     tokens = torch.randint(0, 256, (1, layout.model.seq_len), generator=torch.Generator().manual_seed(7))
     for stage in trainer.stages:
         stage.eval()

@@ -1,5 +1,5 @@
-"""Trains models on four ranks and runs their checkpoints over caches in other layouts; test_sampling.py compares the
-results. All computations are in fp64, so that rounding differences are small.
+"""Trains models on four ranks, and runs their checkpoints in other layouts with attention caches; test_sampling.py
+compares the results. All computations are in fp64, so that rounding differences are small.
 
     python -m tests.ranks.models.sampling FOLDER KIND
 

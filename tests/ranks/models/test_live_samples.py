@@ -1,4 +1,4 @@
-"""Text that a run generates between its steps: the same in every layout, and without effect on training."""
+"""Text that a run generates between its steps is the same in every layout, and does not affect training."""
 
 import json
 from pathlib import Path

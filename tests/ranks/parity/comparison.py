@@ -1,4 +1,5 @@
-"""The differences of two traces, and the tolerances that `tests/ranks/parity/__main__.py` explains."""
+"""Computes the differences between two traces, and has the tolerances that `tests/ranks/parity/__main__.py`
+explains."""
 
 import torch
 
@@ -11,8 +12,8 @@ FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
-    """Relative differences by step: that of the loss, that of the norm, and the largest one among the gradients of all
-    parameters. If the run averages its weights, also the largest one among the averages after the last step.
+    """Relative differences by step: of the loss, of the gradient norm, and of the parameter gradient that differs most.
+    If the run averages its weights, also of the averaged weight that differs most after the last step.
 
     The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
     rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
@@ -40,7 +41,7 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
 
 
 def same_routing(a: Trace, b: Trace) -> int:
-    """The number of steps before the first step in which loads or biases of experts differ between the two runs."""
+    """The number of steps before the first step in which expert loads or biases differ between the two runs."""
     same = [
         torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
         for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)

@@ -72,7 +72,7 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
 
 
 def refusing_rank(world: int) -> int:
-    """The rank that has no room for 16 micro-batches. It is on the last stage and not the leader."""
+    """The rank that has no room for 16 micro-batches. It is on the last stage and is not the leader."""
     return min(5, world - 1)
 
 

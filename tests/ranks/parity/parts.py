@@ -1,4 +1,4 @@
-"""Counts for each part of the engine the parity cases that contain it, alone and in mixes of axes.
+"""Counts, for each part of the engine, the parity cases that contain it: on at most one grid axis, and on several.
 
 python -m tests.ranks.parity.parts
 """
@@ -48,12 +48,12 @@ PARTS: dict[str, Callable[[Layout], object]] = {
 
 
 def axes_of(layout: Layout) -> list[str]:
-    """The axes of the grid with several ranks."""
+    """The grid axes on which there are several ranks."""
     return [axis for axis in AXES if getattr(layout.ranks, axis) > 1]
 
 
 def counts() -> dict[str, tuple[int, int]]:
-    """Part -> number of cases on at most one axis, number of cases on several axes."""
+    """Maps each part to the number of its cases on at most one axis, and the number of its cases on several axes."""
     found = {}
     layouts = [case.layout for case in CASES.values()]
     for part, has in PARTS.items():

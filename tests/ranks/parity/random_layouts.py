@@ -1,8 +1,8 @@
-"""Compares random layouts with one process, in fp64:
+"""Compares training with random layouts to training in one process, in fp64.
 
     python -m tests.ranks.parity.random_layouts FOLDER FIRST LAST
 
-The layouts have the seeds FIRST to LAST - 1. FOLDER/FIRST-LAST.jsonl gets a line for each: the seed, the ranks, the
+The layouts have the seeds FIRST to LAST - 1. FOLDER/FIRST-LAST.jsonl gets one line per layout: the seed, the ranks, the
 overrides, and the largest relative difference of loss, norm and gradients over STEPS steps, or why the layout failed.
 The exit status is 1 if a layout differs.
 """
@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def compare(seed: int, folder: Path) -> dict[str, Any]:
-    """Run the layout of a seed, and return its line."""
+    """Run the random layout of a seed, and return its line of the results file."""
     case = random_case(seed)
     found: dict[str, Any] = {"seed": seed, "ranks": case.layout.ranks.world}
     try:

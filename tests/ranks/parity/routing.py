@@ -1,4 +1,4 @@
-"""Replaces the routing by one that rounding cannot change, for parity cases in bf16."""
+"""Replaces the routers' choice of experts with one that rounding cannot change, for parity cases in bf16."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Each part of the engine is in a parity case of its own and in at least six mixes of axes."""
+"""Each part of the engine is in a parity case on at most one grid axis, and in at least six cases on several axes."""
 
 from tests.ranks.parity.parts import MIXES, counts
 

@@ -1,5 +1,5 @@
-"""`cockpit wrap torchrun` with two ranks of an unchanged script: it is shown, steered and stopped, and its result is
-that of the script alone."""
+"""`cockpit wrap torchrun` with two ranks of an unchanged script: the run is shown, steered and stopped, and its result
+equals that of the script without `cockpit wrap`."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Every key of every screen and dialog, at each size and with each number of colours.
 
-The keys are those that the app itself binds where the test is: the tables of `cockpit.tui.keys`, and what Textual adds.
+At each place the test presses all active key bindings: those in the tables of `cockpit.tui.keys`, and Textual's own.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class Walk:
                 await self.to_panel(name, panel)
 
     def check_table(self, panel: Panel) -> None:
-        """The keys that work are those that the help lists."""
+        """Check that the keys that work are exactly those that the help lists."""
         tables = (*panel.ACTIONS, *PANELS, *SCREENS, *self.app.ACTIONS)
         listed = {action.id for action in tables}
         bound: dict[str, ActiveBinding] = {
@@ -162,8 +162,8 @@ class Walk:
 
 
 async def no_wait(seconds: float) -> None:
-    """Replaces Textual's wait for an idle process, which takes most of the time of a key. `Walk` waits until all
-    widgets have processed their messages."""
+    """Replaces Textual's wait until the process is idle, which takes most of the time of each key press. `Walk` waits
+    until all widgets have processed their messages."""
     await asyncio.sleep(0)
 
 

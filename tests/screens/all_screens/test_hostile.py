@@ -1,4 +1,4 @@
-"""Names of a run are plain text on every screen, never markup for Textual or codes for a terminal."""
+"""Every screen shows names from a run as plain text, never as Textual markup or terminal escape codes."""
 
 from pathlib import Path
 

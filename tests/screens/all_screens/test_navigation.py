@@ -1,4 +1,4 @@
-"""The prompt, the filter, steps, anomalies and freezing, on every screen."""
+"""Navigation on every screen: the prompt, the filter, moving between steps and anomalies, freezing."""
 
 import pytest
 from msgspec import structs

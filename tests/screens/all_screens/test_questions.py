@@ -25,7 +25,7 @@ SLOWEST = 130
 
 @dataclass
 class Troubled(FakeRun):
-    """A run with a dead expert, a slow step and a jump of the loss."""
+    """A run with a dead expert, a slow step and a jump in the loss."""
 
     oversubscribed: bool = False
     straggler_alert: bool = True

@@ -25,7 +25,7 @@ STEPS = 40
 
 @pytest.fixture(scope="module")
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 40 steps, one per half second of the hub's clock."""
+    """A run of 40 steps, one every half second on the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
     sequence, run = UpdateLog(), FakeRun()
     recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0))

@@ -1,4 +1,4 @@
-"""The cost of a start and of opening a screen, as counts of work and not as times."""
+"""The cost of starting the app and of opening a screen, measured as counts of work rather than as times."""
 
 import subprocess
 import sys

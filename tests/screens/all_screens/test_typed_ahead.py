@@ -44,7 +44,8 @@ async def test_keys_in_one_piece_act_as_single_keys(make_cockpit: MakeCockpit, k
 
 
 async def test_a_screen_that_was_opened_takes_the_next_key(make_cockpit: MakeCockpit) -> None:
-    """The action of the key ends when the screen has its focus and its data, so the key after it finds both."""
+    """The action of a key that opens a screen ends only when the screen has its focus and its data, so the next key
+    finds both."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)

@@ -1,4 +1,5 @@
-"""The screen in a browser: only on this machine, only with the token, and the real application behind it."""
+"""The app in a browser: reachable only from this machine and only with the token, and backed by the real
+application."""
 
 import asyncio
 import shutil
@@ -121,7 +122,8 @@ async def test_the_application_answers_over_the_socket(training: Path) -> None:
 
 @asynccontextmanager
 async def page(profile: Path, url: str) -> AsyncIterator[Callable[[str], Awaitable[object]]]:
-    """A page in a headless browser; the function evaluates JavaScript on it (Chrome DevTools protocol)."""
+    """Open a page in a headless browser. Yields a function that evaluates JavaScript on it (Chrome DevTools
+    protocol)."""
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", url]
     browser = await asyncio.create_subprocess_exec(
         "chromium", f"--user-data-dir={profile}", *words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -152,7 +154,7 @@ async def page(profile: Path, url: str) -> AsyncIterator[Callable[[str], Awaitab
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 async def test_a_real_browser_shows_it(training: Path, tmp_path: Path) -> None:
-    """The page marks itself when the first output of the application arrives."""
+    """The page gets the class `-first-byte` when the first output of the application arrives."""
     command = f"{sys.executable} -m cockpit attach {training}"
     async with served(command) as screen, asyncio.timeout(2 * WAIT_S):
         url = f"{screen.public_url}/?token={screen.token}"

@@ -1,4 +1,4 @@
-"""The curves screen: any metric, one axis and one cursor for all charts, marks, and a comparison in three keys."""
+"""The curves screen: any metric, one axis and one cursor for all charts, marks, and a comparison with three keys."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.unit.cockpit.data.comparison.test_compare import LAYOUT, record
 
 
 class Odd(FakeRun):
-    """A run with missing steps, values that are not finite, and very large and very small ones."""
+    """A run with missing steps, non-finite values, and very large and very small values."""
 
     def step(self, step: int) -> Iterator[Update]:
         for update in super().step(step):

@@ -1,4 +1,4 @@
-"""The screen of experts: which one is dead, in which layer, since when, and who holds it."""
+"""The experts screen: which expert is dead, in which layer, since when, and which rank holds it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +77,7 @@ async def test_figures_over_steps_and_a_selected_step(make_cockpit: MakeCockpit)
 
 
 class Without(FakeRun):
-    """A run that sends summaries of layers only."""
+    """A run that sends expert-load summaries by layer, but no load of each expert."""
 
     def step(self, step: int) -> Iterator[Update]:
         top = [ExpertShare(3, 0.5), ExpertShare(1, 0.2)]

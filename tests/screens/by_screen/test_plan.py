@@ -1,4 +1,4 @@
-"""The plan screen: memory, what-if with the arrow keys, and the transfer to the knob board."""
+"""The plan screen: memory, what-if with the arrow keys, and copying the values to the knob board."""
 
 import asyncio
 import re

@@ -1,4 +1,5 @@
-"""The screen Ranks: which rank is slow and why, in three keys; steps, metrics, groups and comparisons by key."""
+"""The Ranks screen: three keys show which rank is slow and why; other keys select steps, metrics, groups and
+comparisons."""
 
 import pytest
 

@@ -22,7 +22,7 @@ SKEWED = {"node_ranks": 2, "hot_peer": 6}
 
 
 async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
-    """Press Enter as long as the footer offers it. Returns the number of presses."""
+    """Press Enter as long as the footer offers it. Returns the number of key presses."""
     for count in range(9):
         if "⏎ zoom in" not in screen_text(cockpit):
             return count
@@ -141,7 +141,7 @@ async def test_a_run_without_all_to_all_shows_its_axes(
 
 
 class Silent(FakeRun):
-    """A run that reports no collectives, such as a loop of your own."""
+    """A run that reports no collectives, such as a user's own training loop."""
 
     def step(self, step: int) -> Iterator[Update]:
         for one in super().step(step):

@@ -1,4 +1,4 @@
-"""The command palette: what it finds, and names of a run as plain text."""
+"""The command palette: what it finds, and that it shows names from a run as plain text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The list of runs on the screen: filter, opening another run, and marks for a comparison."""
+"""The runs dialog: filtering the list, opening another run, and marking runs for a comparison."""
 
 from pathlib import Path
 

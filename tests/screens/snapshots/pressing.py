@@ -1,7 +1,7 @@
 """Snapshots of whole screens, so that every visible change is reviewed.
 
-After an intended change: `python -m pytest tests/screens/snapshots --snapshot-update`, and look at the SVGs. Each test
-module has its own folder of SVGs.
+After an intended change, run `python -m pytest tests/screens/snapshots --snapshot-update` and look at the SVGs. Each
+test module has its own folder of SVGs.
 """
 
 from collections.abc import Awaitable, Callable

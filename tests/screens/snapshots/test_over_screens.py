@@ -34,7 +34,7 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_prompt(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """A filter is applied and a step selected, while another filter is typed."""
+    """A filter is applied and a step is selected while another filter is being typed."""
     cockpit = make_cockpit(steps=20, change_at=None)
     keys = (
         "slash",

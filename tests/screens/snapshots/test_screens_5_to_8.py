@@ -18,7 +18,7 @@ from tests.screens.snapshots.pressing import Compare, quiet
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """Four nodes, and a rank that receives three times the bytes of the others."""
+    """Four nodes, and one rank that receives about three times as many bytes as the others."""
     cockpit = make_cockpit(FakeRun(node_ranks=2, hot_peer=6))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "5"))
 

@@ -14,7 +14,7 @@ WORLD = 3
 
 
 class ControlHarness:
-    """`Control` with a board, ranks and a journal. `start` does the same as the start of a hub."""
+    """`Control` with a board, ranks and a journal. `start` creates them as a starting hub does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class ControlHarness:
         self.control = Control(self.update_log, self.membership, self.journal)
 
     def train(self, revision: int = 0) -> None:
-        """Send the hello of each rank, and the board of the leader."""
+        """Send a hello from each rank, and publish the leader's knob board."""
         for rank in range(WORLD):
             self.membership.hello(bytes([rank]), make_hello(rank, WORLD, revision=revision), 0.0)
             self.control.note_revision(revision)

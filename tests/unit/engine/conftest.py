@@ -1,5 +1,5 @@
-"""Torch on one thread: the tensors of these tests are small, and threads that wait for each other on a busy machine
-take most of the time."""
+"""Runs torch on one thread: the tensors of these tests are small, and with more threads most of the time would go to
+threads that wait for each other on a busy machine."""
 
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,8 @@
     from agents.loop.adapters.megatron.bridge import CockpitCallback
     pretrain(config, forward_step, callbacks=[CockpitCallback()])
 
-Megatron-Bridge calls the methods of a callback by the names of its events. The number of micro-batches changes in the
-function `update_num_microbatches` of its training loop, which is wrapped.
+Megatron-Bridge calls the methods of a callback by the names of its events. Its training loop sets the number of
+micro-batches in the function `update_num_microbatches`, which the adapter wraps.
 """
 
 import sys
@@ -33,7 +33,7 @@ FORWARD_BACKWARD = "data, forward, backward"
 
 
 class CockpitCallback:
-    """Connects a Megatron-Bridge training run to a hub. Every rank passes one to `pretrain` or `finetune`.
+    """Connects a Megatron-Bridge training run to a hub. Every rank passes such a callback to `pretrain` or `finetune`.
 
     `join`: other arguments of `agents.join`, such as `run` (by default the name of the folder `config.checkpoint.save`,
     or else of the working directory). Steps are numbered like Megatron's iterations: the first is step 1.
@@ -219,7 +219,7 @@ class _Training:
         return original(*args, **kwargs)
 
     def leave(self) -> None:
-        """Leave the run. All ranks leave it together; this call is a collective."""
+        """Leave the run together with all other ranks; this call is a collective."""
         self._patches.undo()
         self._experts.remove()
         self._ranks.leave(self._loop)

@@ -1,4 +1,4 @@
-"""Knobs that are values of Megatron-LM's `TransformerConfig`, which the model reads in each forward pass."""
+"""Knobs for fields of Megatron-LM's `TransformerConfig` that the model reads in each forward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ KNOBS = (
 def declare_forward_knobs(
     loop: Loop, args: Any, model: Sequence[Any], config: Any, log: Callable[[str], None]
 ) -> None:
-    """Declare a knob for each value of `KNOBS` that is in use, and one for recompute. If a knob is not possible, call
+    """Declare a knob for each value of `KNOBS` that is in use, and one for recompute. If a knob cannot be offered, call
     `log` with the reason.
     """
     configs = list(_configs(model, config))

@@ -8,8 +8,8 @@ from agents.loop.loop import Loop
 
 
 class ScaledSchedule:
-    """A schedule whose `get_lr` is multiplied by a factor. The schedule computes each rate from the number of samples
-    so far, so its own limits, which checkpoints contain, are not scaled.
+    """A schedule whose `get_lr` is multiplied by a factor. The schedule's own limits, which checkpoints contain, need
+    not be scaled, because the schedule computes each rate anew from the number of samples so far.
     """
 
     def __init__(self, scheduler: Any, patches: Patches) -> None:

@@ -1,7 +1,7 @@
 """The knob `num_microbatches` of the training loops of Megatron-LM and Megatron-Bridge.
 
-`train` reads the number of micro-batches after `update_num_microbatches`, at the start of each step, and saves a
-checkpoint there if the number has changed and a folder for checkpoints is set. `train` ends the program if the number
+At the start of each step, `train` calls `update_num_microbatches` and reads the number of micro-batches. If the number
+has changed and a folder for checkpoints is set, `train` then saves a checkpoint. `train` ends the program if the number
 is lower than before. So Megatron's micro-batch calculator is replaced in `update_num_microbatches`, and only higher
 numbers are legal.
 """

@@ -58,7 +58,7 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
 
 
 class _Watched:
-    """One call of `train`. `objects`: its arguments by name."""
+    """One call of `train`. `objects`: the arguments of this call, by name."""
 
     def __init__(self, module: ModuleType, objects: Mapping[str, Any], join: dict[str, Any]) -> None:
         self._module, self._args, self._optimizer = module, module.get_args(), objects["optimizer"]

@@ -68,7 +68,7 @@ def estimate_lines(
 
 
 def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine] | None:
-    """A row with its complete source text, wrapped over several lines; None if it has no room for a source."""
+    """A row with its complete source text, wrapped over several lines; None if there is no room beside the numbers."""
     at = numbers.width
     if width - at < LEAST_SOURCE:
         return None
@@ -82,8 +82,8 @@ def _differs(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[StripLine, str]:
-    """A row such as ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %``, with the point estimate in brackets; and
-    the source of the estimate."""
+    """A row such as ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %``, where the point estimate is in brackets,
+    and the estimate's source as text."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
     now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)
@@ -106,8 +106,8 @@ def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[Strip
 
 
 def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:
-    """The interval, or the value if there is no interval, with its unit. The unit of an interval is that of its upper
-    end."""
+    """The predicted value as text, and its unit: the interval if there is one, otherwise the single value. An interval
+    takes the unit of its upper end."""
     if one.interval is None:
         assert one.after is not None
         return formatted(one.after)
@@ -132,7 +132,7 @@ def _change(one: Estimate) -> str:
 
 def _tone(one: Estimate, colours: Palette) -> Style:
     """The style for "better" or "worse" if the whole interval is better or worse; otherwise, and for a change that is
-    written as zero, a neutral style."""
+    rounded to zero, a neutral style."""
     change = _change(one)
     if not one.direction or (change and not any(digit in change for digit in "123456789")):
         return colours.strong
@@ -141,7 +141,8 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
-    """One line for each source, such as ``no data  step time, bubble · ranks share cores``, or two if it is long."""
+    """The estimated quantities by source, one line for each source, such as ``no data  step time, bubble · ranks share
+    cores``. A source that does not fit beside its quantities is written below them."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

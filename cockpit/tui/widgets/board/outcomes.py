@@ -1,4 +1,4 @@
-"""Draws outcomes as lines: those of the newest proposal, of a trial, and of the newest changes."""
+"""Draws the outcomes of the newest proposal, of a trial, and of the newest changes, as lines of text."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
@@ -54,14 +54,15 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
 
 
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
-    """Three lines: the knob under trial, both measurements, and the state or the result."""
+    """Three lines about a trial: the changed knob, the measurements before and after the change, and the state or the
+    result."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.line)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
 def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
-    """The line of both measurements: the number of steps and their step time."""
+    """The line with the measurements before and after the change: how many steps are measured, and their step time."""
     cells = 14 if width >= 90 else 8
     before = trial.measured if trial.state == "before" else trial.steps
     after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0

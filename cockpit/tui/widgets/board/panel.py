@@ -39,8 +39,8 @@ UNSENT = "no message from the hub: it gets the request when it is back"
 
 
 class KnobTable(Panel):
-    """The panel of the knob board. Below the knobs it shows a preview of the edits and, if there is room, the newest
-    changes."""
+    """The panel of the knob board. Below the knobs, the panel shows a preview of the edits and, if there is room, the
+    newest changes."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES, Topic.EVENTS})
     NATURAL = True
@@ -169,8 +169,8 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
-        """The heading of a preview. If the changes are legal, the heading says whether they are loss-neutral, according
-        to the run's answer."""
+        """The heading of a preview. If the run has answered that the changes are legal, the heading says whether they
+        are loss-neutral."""
         answer = self.controller.preview.answer
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
@@ -201,7 +201,7 @@ def _next_keys(knob: KnobState) -> str:
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
-    """The number of lines that each part needs."""
+    """The number of lines that each part of the board needs."""
     board = store.state.board
     return {
         "knobs": len(values.value_knobs(board)),

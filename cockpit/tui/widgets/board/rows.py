@@ -21,7 +21,7 @@ LONGEST_ABOUT = 3  # lines
 def knob_rows(
     held: Sequence[KnobState], cursor: int, edits: Edits, height: int, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The rows around the cursor that fit in `height` lines. Arrows show that there are hidden rows."""
+    """The rows around the cursor that fit in `height` lines. Arrows mark hidden rows above and below."""
     at = min(cursor, len(held) - 1)
     top = max(0, min(at - height // 2, len(held) - height))
     columns = _columns(held, width)
@@ -32,7 +32,7 @@ def knob_rows(
 
 
 class Columns(NamedTuple):
-    """The columns at which the value and the legal values begin, and the width of the legal values."""
+    """The terminal columns at which a row's value and its legal values begin, and the width of the legal values."""
 
     value: int
     legal: int
@@ -47,7 +47,8 @@ def _columns(held: Sequence[KnobState], width: int) -> Columns:
 
 
 def _more(i: int, top: int, height: int, count: int) -> str:
-    """The arrow in front of the first or last visible row if there are hidden rows above or below."""
+    """The arrow in front of row `i`: up on the first visible row if rows above it are hidden, down on the last if rows
+    below it are hidden, otherwise blank."""
     if i == top > 0:
         return "↑ "
     return "↓ " if i == top + height - 1 < count - 1 else "  "
@@ -56,7 +57,7 @@ def _more(i: int, top: int, height: int, count: int) -> str:
 def _knob_row(
     knob: KnobState, here: bool, more: str, at: Columns, edits: Edits, colours: Palette
 ) -> StripLine:
-    """A row such as ``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``."""
+    """The row of one knob, such as ``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``."""
     line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
     line.add(knob.name, colours.strong if here else colours.text).pad_to(at.value, colours.text)
     value = knobs.value_text(knob)
@@ -86,7 +87,8 @@ def strip_height(actions: Sequence[KnobState], width: int) -> int:
 def action_strip(
     actions: Sequence[KnobState], cursor: int, edits: Edits, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The actions as lines. `cursor`: index of the selected action; out of range if no action is selected."""
+    """Lines with the actions under a heading. `cursor`: index of the selected action; out of range if no action is
+    selected."""
     if not actions:
         return []
     lines = [rule("Actions", width, colours.dim, colours.line)]
@@ -111,7 +113,7 @@ def action_strip(
 
 
 def _room(knob: KnobState) -> int:
-    """The width of an action together with its longest legal value."""
+    """The width of an action's name together with its longest legal value."""
     values = (
         [] if knobs.only_value(knob) is not None else [format.knob(value) for value in knob.legal.choices]
     )

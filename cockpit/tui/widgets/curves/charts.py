@@ -28,7 +28,7 @@ NARROW = 12  # with fewer columns, no chart is drawn
 
 
 class Charts(Panel):
-    """Metrics of the job over its steps, together with those of compared runs."""
+    """Charts of the job's metrics over its steps, with the curves of the compared runs."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Curves"
@@ -103,7 +103,7 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """The number of rows for charts, without the ruler, the row of marks and the legend."""
+        """The number of rows left for charts beside the ruler, the row of marks and the legend."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -176,7 +176,7 @@ class Charts(Panel):
         return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
 
     def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
-        """The row of marks. If several marks share a column, it shows how many there are."""
+        """The row of marks below the charts. If several marks share a column, the column shows their number."""
         own = frame.runs[0].progress
         by_column: dict[int, list[CurveMark]] = {}
         for mark in marks:
@@ -199,7 +199,8 @@ class Charts(Panel):
         return f"reading {comparison.loading} ..." if comparison.loading else comparison.error
 
     def _legend(self, store: Store, width: int, colours: Palette) -> list[StripLine]:
-        """The runs with their lines, how they are aligned, and the last common step, on a second line if needed."""
+        """The legend: the line style of each run, how the runs are aligned, and the last common step, on a second line
+        if necessary."""
         comparison = self.session.comparison
         lines: list[StripLine] = []
         line = StripLine()
@@ -227,7 +228,7 @@ class Charts(Panel):
         return lines
 
     def _at_common(self, one: RunCurves, other: RunCurves, step: int | None) -> str:
-        """The value of the current metric in two runs at their last common step."""
+        """A text with the values of the current metric in two runs at `step`, their last common step."""
         metric = self.metric
         if step is None:
             return ""
@@ -264,7 +265,7 @@ class Charts(Panel):
         self.redraw()
 
     def action_cursor(self, by: int) -> None:
-        """Move the cursor by columns, or by steps if a step is wider than a column. If it is moved past the newest
+        """Move the cursor `by` columns or, if a step is wider than a column, `by` steps. If it is moved past the newest
         step, the cursor follows the run."""
         selection = self.session.selection
         with self._store.lock:
@@ -329,7 +330,7 @@ class Charts(Panel):
         return True
 
     def choose(self, keys: Sequence[str]) -> None:
-        """Show the charts of these metrics."""
+        """Show charts of the metrics with these keys; with no keys, show the default charts."""
         self.choices.chosen = list(keys) or None
         self.choices.current = min(self.choices.current, max(0, len(keys) - 1))
         self.redraw()

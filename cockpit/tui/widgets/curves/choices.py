@@ -24,8 +24,8 @@ RANGES: Final = tuple(Range)
 
 @dataclass
 class Choices:
-    """The charts of the screen. `chosen`: metric keys in display order; None: as many metrics as fit, in the default
-    order."""
+    """Which charts the screen shows, and how. `chosen`: metric keys in display order; None: as many metrics as fit, in
+    the default order."""
 
     chosen: list[str] | None = None
     current: int = 0  # the chart that keys act on
@@ -37,7 +37,7 @@ class Choices:
 
     def charts(self, known: Sequence[CurveMetric], rows: int) -> list[CurveMetric]:
         """The metrics of all charts, including charts that do not fit. `known`: the metrics that the run reports;
-        `rows`: the available rows."""
+        `rows`: the height that the charts may fill, in rows."""
         if self.chosen is not None:
             return [BY_KEY[key] for key in self.chosen]
         return list(known)[: max(1, rows // ROWS)] or [CURVE_METRICS[0]]
@@ -61,7 +61,7 @@ class Choices:
         return self.ranges.get(key, Range.AUTO)
 
     def key(self) -> object:
-        """The choices on which the drawing depends."""
+        """The choices on which the drawing depends, as one comparable value."""
         chosen = None if self.chosen is None else tuple(self.chosen)
         return (
             chosen,

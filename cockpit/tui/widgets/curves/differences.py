@@ -13,7 +13,7 @@ HEADINGS = {"layout": "layout", "knob": "knobs now", "fact": "facts"}
 
 
 class Differences(Panel):
-    """One row for each key whose values differ."""
+    """The panel with one row for each key whose values differ between the runs."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Differences"

@@ -26,7 +26,7 @@ VALUE = 8
 
 @dataclass(frozen=True)
 class Look:
-    """The style of the lines of a run. Without colour, the dash pattern and the letter distinguish the runs."""
+    """How the curves of one run are drawn. Without colour, the dash pattern and the letter distinguish the runs."""
 
     letter: str
     style: Style
@@ -69,7 +69,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one metric for each run, and the cells that draw them. A chart does not depend on the cursor."""
+    """The curves of one metric, one for each run, and the braille cells drawn for them. A chart does not depend on the
+    cursor."""
 
     metric: CurveMetric
     segments: Sequence[Sequence[Segment]]
@@ -124,8 +125,8 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """The width of a step in columns of the chart. The width distinguishes a gap in the curve from points that are
-    close together."""
+    """The width of one step in chart columns. It serves to tell a gap in the curve from points that are close
+    together."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
     if frame.by is By.TIME and run.progress.seconds:
@@ -135,7 +136,7 @@ def _columns_per_step(run: RunCurves, frame: Frame) -> float:
 
 
 def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: Frame) -> list[Place]:
-    """The points of a line within the range of the x axis."""
+    """The points of a line on the x axis, in the metric's unit. Points outside the axis are omitted."""
     factor, by, axis = metric.factor, frame.by, frame.axis
     if by is By.STEP:
         placed = [(step, value * factor) for step, value in line] if factor != 1 else list(line)
@@ -150,7 +151,7 @@ def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: F
 def chart_lines(
     chart: Chart, frame: Frame, rows: int, log: bool, mode: Range, current: bool
 ) -> list[StripLine]:
-    """The heading and the `rows` rows of a chart."""
+    """The heading of a chart, followed by its `rows` rows."""
     colours = frame.colours
     notes = [
         "log" if log else "",
@@ -194,7 +195,7 @@ def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> Str
 def _other_value(
     run: RunCurves, found: Sequence[Segment], metric: CurveMetric, frame: Frame
 ) -> Reading | None:
-    """The value of another run at the same position on the x axis."""
+    """The value of another run at the x position of the cursor or, without a cursor, of the newest step."""
     here = frame.here
     x = None if here is None else frame.runs[0].progress.x(frame.by, here)
     step = None if x is None else run.progress.step(frame.by, x)

@@ -26,7 +26,7 @@ from cockpit.tui.widgets.panel import Panel
 
 @dataclass(frozen=True)
 class Series:
-    """A metric of the whole job over steps."""
+    """A metric of the whole job that is drawn over the steps."""
 
     key: str
     title: str
@@ -40,7 +40,7 @@ THROUGHPUT = Series("throughput", "Throughput", "tok/s", "tokens_per_s", lambda 
 
 
 class CurvePanel(Panel):
-    """The curve of one metric, over the whole run or the steps in view."""
+    """The panel with the curve of one metric, over the whole run or over the steps in view."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Curve"
@@ -117,7 +117,7 @@ def plot(
     colours: Palette,
     selected: int | None = None,
 ) -> list[StripLine]:
-    """Draw the curve with both axes in `width` x `height` cells, and a line at the step `selected`."""
+    """Draw the curve with both axes in `width` x `height` cells, and a vertical line at the step `selected`."""
     rows, columns = height - 1, width - AXIS
     if rows < 1 or columns < 8:
         return []

@@ -23,7 +23,7 @@ INDENT = STEP + 4  # width of the effect of a mark
 
 
 class MarkList(Panel):
-    """The marks of the run. Enter moves the cursor of the charts to the selected mark."""
+    """The list of the run's marks. Enter moves the cursor of the charts to the selected mark."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Marks"
@@ -81,8 +81,8 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The effect of the marked event on the current metric; for a knob change, also its effect compared with the
-        prediction."""
+        """Lines about a mark: its text if that is too long for the list, the current metric before and after it and,
+        for a knob change, the measured effect beside the predicted one."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = format.wrapped(mark.text, room) if len(mark.text) > room else []
@@ -102,7 +102,7 @@ class MarkList(Panel):
         self.redraw()
 
     def action_jump(self) -> None:
-        """Move the cursor of the charts to the mark, and return to the charts."""
+        """Move the charts' cursor to the selected mark, and return to the charts."""
         with self._store.lock:
             marks = curve_marks(self._store, self._of._marks_of_user())
             if marks:

@@ -18,8 +18,8 @@ FEWEST_LINES = 4  # lines of a band: three lines of bars, and the numbers of the
 
 @dataclass(frozen=True)
 class Bands:
-    """Layout of the bars of a layer. The bars are drawn in bands, one below the other; several experts may share a
-    bar."""
+    """The arrangement of a layer's bars. They are drawn in bands, one band below the other; several experts may share
+    a bar."""
 
     bands: int
     per_band: int  # bars
@@ -29,7 +29,7 @@ class Bands:
 
 
 def bands(count: int, width: int, height: int) -> Bands:
-    """Lay out `count` bars in `width` x `height` cells."""
+    """Lay out the bars of `count` experts in `width` x `height` cells."""
     room = max(1, width - AXIS)
     most = max(1, height // FEWEST_LINES)
     across = -(-count // (most * room))

@@ -1,4 +1,4 @@
-"""The details of the expert under the cursor: its state, its owner, and its load over the kept steps."""
+"""The details of the expert under the cursor: its state, the ranks that hold it, and its load over the kept steps."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ LEAST_CHART = 4  # lines
 
 
 class ExpertDetails(Panel):
-    """Facts about one expert, and the chart of its load."""
+    """The panel with the facts about one expert and the chart of its load."""
 
     TOPICS = frozenset({Topic.EXPERTS, Topic.GRID, Topic.BOARD, Topic.EVENTS})
     TITLE = "Expert"
@@ -86,7 +86,7 @@ class ExpertDetails(Panel):
 def _bars(
     at: Shown, cell: Cell, cap: float | None, width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """All experts of the layer under a heading."""
+    """The bars of all experts of the layer, under a heading."""
     title = StripLine().add(f"all experts of layer {cell[0]}, load over fair share", colours.dim)
     order = range(len(at.row(cell[0])[0]))
     return [title, *bars(at, cell[0], order, cap, cell[1], width, height - 1, colours)]
@@ -95,7 +95,7 @@ def _bars(
 def beside_each_other(
     left: Sequence[StripLine], right: Sequence[StripLine], width: int, colours: Palette
 ) -> list[StripLine]:
-    """Two columns of lines. The left column is `width` cells wide."""
+    """Lines that show `left` and `right` side by side. The left part is `width` cells wide."""
     lines = []
     for y in range(max(len(left), len(right))):
         line = StripLine()

@@ -55,7 +55,7 @@ def _verdict(store: Store, at: Shown, with_since: bool, colours: Palette) -> Str
 
 
 def expert_facts(store: Store, at: Shown, cell: Cell | None, colours: Palette) -> list[StripLine]:
-    """Four lines about an expert: its state, its load, its owners and its layer."""
+    """Four lines about an expert: its state, its load, the ranks that hold it, and its layer."""
     load = at.load(cell) if cell else None
     if cell is None or load is None:
         hint = "w: the worst expert · arrow keys choose an expert"
@@ -110,7 +110,7 @@ def _style(rank: int, lost: Sequence[int], colours: Palette) -> Style:
 
 
 def _common(store: Store, ranks: Sequence[int]) -> str:
-    """The coordinates that all of these ranks share."""
+    """The coordinates that all `ranks` share, as text."""
     hellos = store.state.hellos
     first = hellos[ranks[0]].coords
     return format.coords(

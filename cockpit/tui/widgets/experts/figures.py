@@ -36,7 +36,8 @@ class LayerLoads:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of a row: its heading, its width, its text, and whether it needs attention."""
+    """One figure of every row: its heading, its width, and functions that give its text and whether it needs
+    attention."""
 
     name: str
     width: int
@@ -94,7 +95,7 @@ def heading(columns: Sequence[Column]) -> str:
 
 
 def layer_loads(at: Shown, layers: Sequence[int]) -> LayerLoads:
-    """The loads and figures of the layers of a row."""
+    """The loads and figures of `layers`, which share one row of the map."""
     lows: list[float] = []
     highs: list[float] = []
     for layer in layers:
@@ -122,8 +123,8 @@ def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], col
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """A figure of a layer that the map can show for each step. `good` and `bad` are the best and the worst value on its
-    scale."""
+    """A figure of a layer, such as its evenness, that the map can show for each step. `good` and `bad` are the best and
+    the worst value on the colour scale."""
 
     name: str
     title: str
@@ -139,7 +140,7 @@ class LayerMetric:
         return self.bad > self.good
 
     def share(self, value: float) -> float:
-        """How bad a value is, from 0 to 1."""
+        """How bad a value is, from 0 (best) to 1 (worst)."""
         return min(1.0, max(0.0, (value - self.good) / (self.bad - self.good)))
 
     def is_wrong(self, value: float) -> bool:
@@ -162,7 +163,7 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """The cells of one column of the history, whose height and brightness show how bad the worst value is."""
+    """The cells of one column in a layer's history. Their height and brightness show how bad the worst value is."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

@@ -46,12 +46,12 @@ class Fold:
 
     @property
     def down(self) -> int:
-        """Layers per cell."""
+        """The number of layers per cell."""
         return max(map(len, self.rows), default=1)
 
     @property
     def wide(self) -> int:
-        """The width of the names and cells in columns."""
+        """The width of a row's name and cells, in terminal columns."""
         return self.name + self.cells * self.cell
 
     def held(self) -> str:
@@ -64,8 +64,8 @@ class Fold:
 
 
 def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
-    """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: the map has a
-    cursor and, if there is room, a history of the hottest expert."""
+    """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: leave
+    room for a cursor and, if possible, for a history of the hottest expert."""
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
@@ -82,8 +82,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns beside the map: the longest prefix of `FEWEST` that leaves a cell for each of `count` experts. If
-    experts must share cells anyway, all of `FEWEST` if they fit, otherwise the first column or none."""
+    """The columns of figures beside the map: as many of `FEWEST`, from the left, as leave a cell for each of `count`
+    experts. If experts must share cells in any case, all of `FEWEST` or, if they do not fit, the first one or none."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]
@@ -96,8 +96,8 @@ def row_name(layers: Sequence[int]) -> str:
 
 @dataclass
 class Heat:
-    """Draws the loads of one record in the cells of a fold. `order`: for each layer, its experts from left to right.
-    The experts of a layer that is not in `order` are sorted by index."""
+    """Draws the loads of one record in the map layout `fold`. `order`: for each layer, its experts from left to right;
+    a layer without an entry shows its experts by index."""
 
     at: Shown
     fold: Fold
@@ -129,7 +129,7 @@ class Heat:
         return self.order.get(layer) or range(len(self.at.row(layer)[0]))
 
     def cell_of(self, cell: Cell) -> int | None:
-        """The index of an expert's cell in its row."""
+        """The index, in its row, of the cell that contains an expert; None if the expert has no cell."""
         order = self.order.get(cell[0])
         place = order.index(cell[1]) if order and cell[1] in order else cell[1]
         return place // self.fold.across if place // self.fold.across < self.fold.cells else None
@@ -179,9 +179,10 @@ class Heat:
 
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
-    """A cell for several loads. The upper half has the colour of the highest load, and the lower half the colour of the
-    lowest load. Without colour, the density of the cell shows the highest load. If one of the experts is dead or hot,
-    the cell shows a glyph instead, so that it is easy to find."""
+    """The glyph and the style of a map cell that stands for several loads. The upper half has the colour of the highest
+    load, and the lower half the colour of the lowest load. On a terminal without colour, the density of the glyph shows
+    the highest load. If one of the experts is dead or hot, the cell shows a special glyph instead, so that the
+    cell is easy to find."""
     dead, hot = low < DEAD, high >= HOT
     if dead:
         return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]

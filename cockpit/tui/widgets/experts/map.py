@@ -31,7 +31,7 @@ LOAD = "load"
 
 @dataclass(frozen=True)
 class _Base:
-    """A map without a cursor: its heading, and the lines of each row."""
+    """The parts of the map that do not depend on the cursor: its heading, and the lines of each row."""
 
     heat: Heat
     head: StripLine
@@ -139,7 +139,7 @@ class ExpertMap(Panel):
             self.redraw()
 
     def _in_layer(self, at: Shown, dx: int, dy: int) -> Cell | None:
-        """The expert `dx` positions to the right of the cursor or, for `dy`, at the same position `dy` layers below."""
+        """The expert `dx` positions to the right of the cursor, in the layer that is `dy` layers below it."""
         layers = at.layers
         layer, expert = self.cell or (layers[0], 0)
         order = self._order(at, layer)
@@ -150,7 +150,7 @@ class ExpertMap(Panel):
         return layer, order[max(0, min(len(order) - 1, place + dx))]
 
     def _in_map(self, dx: int, dy: int) -> Cell | None:
-        """The worst expert of the cell `dx` columns to the right of and `dy` rows below the cursor."""
+        """The worst expert in the cell that is `dx` columns to the right of the cursor and `dy` rows below it."""
         heat = self._heat
         if heat is None:
             return None
@@ -230,7 +230,7 @@ class ExpertMap(Panel):
         return lines
 
     def _base(self, at: Shown, width: int, height: int, colours: Palette) -> "_Base":
-        """The map without the cursor."""
+        """The parts of the map that do not depend on the cursor."""
         layers = at.layers
         count = max(len(at.row(layer)[0]) for layer in layers)
         sizes = fold(layers, count, width, height - 1, whole=True)

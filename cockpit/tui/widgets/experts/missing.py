@@ -33,7 +33,7 @@ def no_experts(store: Store) -> bool:
 
 
 def guide(store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """What the experts screen shows for a run without experts."""
+    """The lines that the experts screen shows for a run without experts."""
     return guide_lines(_none(store), GUIDE, width, height, colours)
 
 

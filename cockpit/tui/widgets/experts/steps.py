@@ -54,7 +54,7 @@ class StepMap:
 
     @classmethod
     def recent(cls, at: Shown, columns: int) -> "StepMap":
-        """A map of the last records up to the shown record, one per column."""
+        """A map of the newest records up to the shown record, with one record per column."""
         kept = at.history.figures
         end = kept.find(at.frame.last)
         numbers = range(max(0, end + 1 - columns), end + 1) if end is not None else range(0)
@@ -66,8 +66,8 @@ class StepMap:
         return (inside - self.first) * self.columns // (self.last - self.first + 1)
 
     def step_beside(self, step: int | None, by: int) -> int | None:
-        """The newest step in the column `by` columns to the right of that of `step`; None for the newest column, which
-        follows the run."""
+        """The newest step in the column that is `by` columns to the right of the column of `step`. None for the newest
+        column, at which the screen follows the run."""
         at = self.columns - 1 if step is None else self.column_of(step)
         to = max(0, at + by)
         if to >= self.columns - 1:
@@ -75,7 +75,7 @@ class StepMap:
         return self.first + ((to + 1) * (self.last - self.first + 1) - 1) // self.columns
 
     def spans(self, at: Shown, layers: Sequence[int], metric: LayerMetric) -> list[Span | None]:
-        """The lowest and the highest value of these layers in each column; None if the column has no record."""
+        """The lowest and the highest value among `layers` in each column; None for a column without records."""
         found: list[Span | None] = [None] * self.columns
         one_each = not self.rows
         shift = self.columns - len(self.frames)
@@ -97,7 +97,7 @@ class StepMap:
     def row(
         self, at: Shown, layers: Sequence[int], metric: LayerMetric, colours: Palette
     ) -> list[tuple[str, Style]]:
-        """One line of glyphs for these layers."""
+        """One glyph for each column of steps, for all of `layers` together."""
         return [severity(span, metric, colours)[0] for span in self.spans(at, layers, metric)]
 
     def draw(self, at: Shown, metric: LayerMetric, selection: Selection, colours: Palette) -> list[StripLine]:

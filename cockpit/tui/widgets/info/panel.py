@@ -23,7 +23,8 @@ MOST_LABEL = 28  # columns
 
 
 class Row(NamedTuple):
-    """One fact of a section. The first row of a section is its heading and has no fact."""
+    """One row of the list: a fact, or the heading of a section. The heading is the section's first row and has no
+    fact."""
 
     section: str
     number: int
@@ -38,7 +39,7 @@ class FilesReader:
         self.folder: Path | None = None
 
     def read(self, folder: Path | None) -> None:
-        """Start to read `folder`, unless the read has already started."""
+        """Start reading `folder` in a separate thread, unless this has been done before."""
         if folder is not None and folder != self.folder:
             self.folder = folder
             threading.Thread(target=self._read, args=(folder,), name="cockpit-info", daemon=True).start()
@@ -48,7 +49,8 @@ class FilesReader:
 
 
 class InfoPanel(ListPanel[Row]):
-    """All facts by section, in one list. `target`: the name of the run for `cockpit attach`."""
+    """The panel with all facts about the run by section, in one list. `target`: the name of the run for `cockpit
+    attach`."""
 
     TOPICS = frozenset({Topic.GRID, Topic.BOARD, Topic.EVENTS})
     TITLE = "Run"

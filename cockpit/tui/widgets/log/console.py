@@ -137,7 +137,7 @@ class ConsolePanel(ListPanel[Line]):
 
 
 def not_here(store: Store) -> str:
-    """The text shown if the run's folder is not known on this machine, in which case the output cannot be read."""
+    """The text for a run whose output cannot be read because its folder is not on this machine."""
     hello = next(iter(store.state.hellos.values()), None)
     host = format.clean(hello.host) if hello else "its machine"
     folder = store.fact("folder")

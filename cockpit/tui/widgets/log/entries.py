@@ -38,7 +38,7 @@ SHOWN_BY = {
 
 
 class LogPanel(ListPanel[LogGroup]):
-    """The entries of the log, newest last."""
+    """The panel with the entries of the log, newest last."""
 
     TOPICS = frozenset({Topic.EVENTS, Topic.BOARD, Topic.CURVES})
     TITLE = "Log"
@@ -193,8 +193,8 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level of a group's glyph. For a change or a trial, it depends on the outcome; for entries of level info whose
-    kind is in `KIND_LEVELS`, on the kind. Otherwise it is the worst level in the group."""
+    """The level that a group's glyph shows: for a change or a trial, the level of its outcome; for entries of level
+    info whose kind is in `KIND_LEVELS`, the level given there; otherwise the worst level in the group."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]
@@ -249,7 +249,7 @@ def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:
 
 
 def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, str]]:
-    """The facts about a change that its text does not contain."""
+    """The facts about a change that are not part of its entry's text."""
     if command.state == "applied":
         found = brought(store.state, command)
         for number, one in enumerate(found):

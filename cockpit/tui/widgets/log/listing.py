@@ -1,5 +1,5 @@
-"""Base class of panels with a long list. Provides a cursor, scrolling, following, a text search, and wrapped or cut
-lines."""
+"""Base class of panels with a long list. It provides a cursor, scrolling, following the newest item, a text search, and
+lines that are wrapped or cut."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
 class ListPanel(Panel, Generic[T]):
-    """A list of items, oldest first. A subclass supplies the items, their keys and their texts."""
+    """A panel with a list of items, oldest first. A subclass supplies the items, their keys and their texts."""
 
     BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
     EMPTY: ClassVar[str] = "nothing yet"
@@ -72,7 +72,7 @@ class ListPanel(Panel, Generic[T]):
         return f"no line has “{self.text}” · esc lists all" if self.text else self.EMPTY
 
     def changed(self) -> None:
-        """Called when the search text has changed."""
+        """Hook that is called when the search text has changed."""
 
     # --------------------------------------------------------------------------------------- state
 
@@ -237,7 +237,7 @@ class ListPanel(Panel, Generic[T]):
 
 
 def cut(parts: Sequence[tuple[str, Style]], skip: int) -> StripLine:
-    """The text without its first `skip` characters."""
+    """`parts` as one line, without the first `skip` characters."""
     line = StripLine()
     for text, style in parts:
         line.add(text[skip:], style)
@@ -266,8 +266,8 @@ def wrap(parts: Sequence[tuple[str, Style]], width: int) -> list[StripLine]:
 
 
 def _piece(text: str, room: int, width: int) -> str:
-    """The first characters of `text` that fit into `room` cells, if possible up to a space. "" if the first word does
-    not fit, but would fit on a new line of `width` cells."""
+    """The first characters of `text` that fit into `room` cells, if possible up to a space. Returns "" if the first
+    word does not fit but would fit on a new line of `width` cells."""
     fitting = _fitting(text, room)
     if fitting == len(text):
         return text

@@ -23,8 +23,8 @@ WORDS = ("busy ", "bubble ", "bound ")
 
 
 class PipelinePanel(Panel):
-    """The panel with the newest sampled step of each stage, or with the selected step. It also shows the measured
-    bubble and the bubble that the schedule cannot avoid."""
+    """The panel with the pipeline timeline of the selected step or, without one, of each stage's newest sampled step.
+    The panel also shows the measured bubble and the bubble that the schedule cannot avoid."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -129,7 +129,7 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
 
 
 def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
-    """The lane of each stage in the given step or, without a step, in the stage's newest timeline."""
+    """The lane of each stage in the timeline of `step` or, if `step` is None, in the stage's newest timeline."""
     if step is not None:
         pipeline = next(iter(pipelines(store, step)), None)
         return {lane.pp: lane for lane in pipeline.lanes if lane.rank is not None} if pipeline else {}
@@ -142,7 +142,7 @@ def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
 
 
 def micro_batches_text(count: Value) -> str:
-    """The value of the knob as text, such as ``1 micro-batch``."""
+    """The value of the knob `micro_batches` as text, such as ``1 micro-batch``."""
     if isinstance(count, int):
         return format.counted(count, "micro-batch")
     return f"{format.knob(count)} micro-batches"

@@ -147,7 +147,7 @@ class PhaseBars:
 
 
 def bar_label(text: str, short: str, cells: int) -> str:
-    """One segment of a bar, `cells` cells wide, with the longest label that fits: `text`, `short` or none."""
+    """One segment of a bar, `cells` cells wide, with the label `text`, or `short` if only that fits, or no label."""
     label = next((one for one in (text, short, "") if cell_len(one) < cells), "")
     return f"▏{label}{' ' * (cells - 1 - cell_len(label))}" if cells > 0 else ""
 
@@ -169,7 +169,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """For each rank that has a value, the baseline of that rank."""
+    """The peer baseline of every rank that has a value."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 

@@ -1,4 +1,4 @@
-"""Panel with the time of every step. It also marks the kept steps, the knob changes and the selected step."""
+"""Panel with the time of every step. The panel also marks the kept steps, the knob changes and the selected step."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SLOW = 0.25  # from this time above the median on, a column has the colour of a 
 
 
 class StepsPanel(Panel):
-    """The panel with the step times of the whole run."""
+    """The panel with the step times of the run."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.PIPELINE, Topic.BOARD})
     TITLE = "Steps"
@@ -112,8 +112,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """Marks under the columns: kept steps, knob changes, and the shown step. If several marks share a column, the
-        last of them in this order is shown."""
+        """Marks under the columns: kept phases, kept timelines, knob changes, and the shown step. If several marks
+        share a column, the last in this order is shown."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

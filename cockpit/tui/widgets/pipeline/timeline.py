@@ -82,8 +82,8 @@ class TimelinePanel(Panel):
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:
-        """`other`: show the slowest kept step for comparison with another panel's step. If that step is the slowest,
-        show the newest step."""
+        """`other`: show the slowest kept step, to compare it with the step of another panel. If the other panel shows
+        the slowest step, show the newest step."""
         super().__init__(id)
         self.selection = selection
         self.other = other
@@ -158,7 +158,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The index of the shown replica. Selecting a rank chooses the replica of that rank."""
+        """The index of the shown replica. When another rank is selected, its replica is shown."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -264,7 +264,7 @@ class TimelinePanel(Panel):
     def _row(
         self, pipeline: Pipeline, row: int, window: Window, left: int, numbers: int, colours: Palette
     ) -> StripLine:
-        """One row. The row is drawn again only if its content has changed, because it may have thousands of actions."""
+        """One row of the timeline. It may have thousands of actions, so it is redrawn only if its content changed."""
         lane = pipeline.lanes[row]
         chosen = row == self.cursor_row
         if (now := (pipeline, window, left, numbers, id(colours))) != self._rows_of:
@@ -338,8 +338,8 @@ class TimelinePanel(Panel):
             self.start_ms = self.cursor_ms - 3 * self.length_ms / 4
 
     def action_zoom(self, by: float) -> None:
-        """Change the length of the window. The window is centred on the cursor or, if the cursor is outside the window,
-        on the window's middle."""
+        """Change the length of the window. The new window is centred on the cursor or, if the cursor is outside the
+        window, has the same middle as before."""
         if self._layout is None:
             return
         whole, window = self._layout.pipeline.window_ms, self._layout.window

@@ -18,7 +18,7 @@ TICK_CELLS = 12  # at least this many cells between two labels of the ruler
 
 @dataclass(frozen=True)
 class Window:
-    """The visible time: it starts at `start_ms` and shows `length_ms` in `cells` cells."""
+    """The visible time window. It starts at `start_ms`, lasts `length_ms`, and fills `cells` cells."""
 
     start_ms: float
     length_ms: float
@@ -36,7 +36,7 @@ class Window:
 
 
 def ruler(window: Window, colours: Palette) -> StripLine:
-    """A ruler with times at round values, each above its cell, such as ``0     20    40 ms``."""
+    """A time axis with labels at round times, each above its cell, such as ``0     20    40 ms``."""
     line = StripLine()
     if window.length_ms <= 0 or window.cells < TICK_CELLS:
         return line
@@ -88,7 +88,7 @@ def lane_cells(
 
 
 class _Cells:
-    """The cells of a lane while it is drawn."""
+    """Collects the cells of a lane, then draws them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -139,7 +139,8 @@ def stops(lane: Lane, cell_ms: float) -> list[float]:
 
 
 def block_name(action: Action, part: int | None, width: int) -> str:
-    """The name of a block in `width` cells, such as `` F3b ``, ``F3`` or ``3``. A number is never cut."""
+    """The name of a block in `width` cells, such as `` F3b ``, ``F3`` or ``3``. A number that does not fit is
+    omitted, never truncated."""
     name = f"{action.kind}{action.micro_batch}"
     if part is not None and width > len(name):
         name += chr(ord("a") + part % 26)

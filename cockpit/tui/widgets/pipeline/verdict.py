@@ -28,7 +28,7 @@ STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """The one-sentence summary of a step."""
+    """The lines of a one-sentence summary of a step."""
     found = compare(store, step)
     if step is None:
         return []
@@ -41,7 +41,7 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
 
 
 def _why_not(store: Store, step: int) -> str:
-    """Why a step has no comparison, with the step's time if it is known."""
+    """Why a step is not compared with the usual step, and how long the step took if that is known."""
     name = f"step {format.grouped(step)}"
     if phases_at(store, step):
         return f"{name}: too few steps are known to compare it with"
@@ -54,7 +54,7 @@ def _why_not(store: Store, step: int) -> str:
 
 
 def comparison_lines(store: Store, step: int, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The events at a step, and the table of its times."""
+    """The lines below the summary of a step: notes about the step, and the table of its times."""
     lines: list[StripLine] = []
     for text in _evidence(store, step):
         lines += wrapped(format.MISSING, text, width, colours.accent, colours)
@@ -65,7 +65,7 @@ def comparison_lines(store: Store, step: int, width: int, height: int, colours: 
 
 
 def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -> list[StripLine]:
-    """A text after a glyph, on as many lines as the text needs."""
+    """`text` after a glyph, wrapped at `width`."""
     parts = format.wrapped(text, max(8, width - 2)) or [""]
     return [
         StripLine().add(f"{glyph} " if not number else "  ", style).add(part, colours.text)
@@ -74,7 +74,8 @@ def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -
 
 
 def _evidence(store: Store, step: int) -> list[str]:
-    """The longest action of the timeline, the events at the step, and a slower step that is not kept."""
+    """Notes about a step, each only if it applies: the longest action of its timeline, the events at the step, and a
+    slower step that is not kept."""
     found = []
     for pipeline in pipelines(store, step)[:1]:
         if out := longest(pipeline):

@@ -1,4 +1,5 @@
-"""The planner's advice. Further views show the roofline and the scaling of the run with the values of the what-if."""
+"""Panel with the planner's advice. Further views show the roofline and the scaling curves that the run would
+have with the hypothetical values of the what-if panel."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -176,7 +177,8 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
 
 
 def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
-    """Lines such as ``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
+    """The table of a scaling curve. A line is such as
+    ``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
     wide = width >= 66
     head = f"{'ranks':>8}{'batch' if wide else '':>{9 * wide}}{'step':>10}{'tok/s':>10}"
     lines = [StripLine().add(f"{head}{'MFU' if wide else '':>{8 * wide}}  efficiency", colours.dim)]

@@ -1,5 +1,5 @@
-"""Memory by component and pipeline rank, compared with the memory of the device. Shows planned memory beside measured
-memory, and how much memory each mode saves."""
+"""Panel with the memory of each pipeline rank by component, compared with the memory of the device. It shows planned
+memory beside measured memory, and how much memory each recompute mode and ZeRO stage would save."""
 
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ class MemoryPanel(Panel):
 
 
 def _only_measured(store: Store, width: int, colours: Palette) -> list[StripLine]:
-    """The measured memory of a run that the planner cannot plan."""
+    """Lines with the measured memory, for a run that the planner cannot plan."""
     found = measured_memory(store)
     lines = []
     for pp, one in sorted(found.items()):
@@ -124,7 +124,7 @@ def _only_measured(store: Store, width: int, colours: Palette) -> list[StripLine
 
 
 def _bars(outlook: "Outlook", store: Store, width: int, room: int, colours: Palette) -> list[StripLine]:
-    """One bar per pipeline rank. If not all bars fit, the ranks that need the most memory are shown."""
+    """One memory bar per pipeline rank. If not all bars fit, the ranks that need the most memory are shown."""
     measured, ranks = measured_memory(store), outlook.memory.ranks
     order = sorted(range(len(ranks)), key=lambda pp: -ranks[pp].total)
     shown = sorted(order[: max(1, room - 1)] if len(order) > room else order)
@@ -157,7 +157,8 @@ def _measured(one: RankMemory | None) -> str:
 
 
 def _bar(line: StripLine, outlook: "Outlook", pp: int, cells: int, top: float, colours: Palette) -> None:
-    """Add the components of a rank as segments with their letters, the free memory, and the limit of the device."""
+    """Add the bar of a pipeline rank: its memory components as segments with their letters, the free memory, and a mark
+    at the device's limit."""
     parts = outlook.memory.ranks[pp].components()
     limit = None if not outlook.capacity else min(cells - 1, round(outlook.capacity / top * cells))
     styles = _styles(colours)
@@ -177,14 +178,14 @@ def _bar(line: StripLine, outlook: "Outlook", pp: int, cells: int, top: float, c
 
 
 def _styles(colours: Palette) -> dict[str, Style]:
-    """The style of each component. Neighbouring components have different styles."""
+    """The style of each memory component in the bars. Neighbouring components have different styles."""
     blocks = [*colours.forward, *colours.backward, *colours.weight]
     return {name: blocks[n % len(blocks)] for n, name in enumerate(NAMES)}
 
 
 def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Palette) -> list[StripLine]:
-    """The components of the worst rank in columns, such as ``A activations  31.2 GiB``, with their hypothetical
-    sizes."""
+    """The memory components of the rank that needs the most memory, such as ``A activations  31.2 GiB``, with their
+    sizes after the hypothetical changes. The components are arranged in columns."""
     here = now.memory.ranks[now.memory.worst_rank].components()
     there = after.memory.ranks[after.memory.worst_rank].components() if after else here
     names = [name for name in NAMES if here[name] or there[name]]

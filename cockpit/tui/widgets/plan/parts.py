@@ -22,8 +22,8 @@ NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 def without_plan(
     model: WhatIf, store: Store, width: int, colours: Palette, brief: bool = False
 ) -> list[StripLine] | None:
-    """Lines that say why there is no plan for this run; None if there is a plan. With `brief`, they refer to the
-    what-if for the reason."""
+    """Lines that say why there is no plan for this run; None if there is a plan. With `brief`, the lines refer
+    to the what-if panel for the reason."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None
@@ -38,7 +38,8 @@ def without_plan(
 
 
 def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
-    """A line such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``, as much of it as fits in `width` cells."""
+    """A line that says whether the planned memory fits, such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``.
+    Parts that do not fit in `width` cells are left out."""
     memory, line = outlook.memory, StripLine()
     if outlook.capacity is None:
         peak, rank = size(memory.peak).strip(), memory.worst_rank
@@ -54,8 +55,8 @@ def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
 
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
-    """A warning if the measured step is shorter than its computation would take at the machine's peak: the plan then
-    assumes different hardware or a different amount of work. Otherwise empty. `now`: the outlook of the unchanged run.
+    """A warning if measured steps are faster than the machine's peak FLOP/s allows, because the plan then assumes the
+    wrong hardware or the wrong amount of work. Otherwise empty. `now`: the outlook of the unchanged run.
     """
     if not now.mfu or now.mfu <= 1:
         return []

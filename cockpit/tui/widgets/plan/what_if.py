@@ -1,4 +1,4 @@
-"""The what-if: settings of the run with hypothetical values, and the planner's prediction for all these values
+"""The what-if panel: the run's settings with hypothetical values, and the planner's prediction for all these values
 together."""
 
 from typing import TYPE_CHECKING, ClassVar
@@ -38,7 +38,7 @@ LIVE, RESTART = "live", "restart"
 
 
 class WhatIfPanel(Panel):
-    """Rows of settings with a cursor, above the effect of the hypothetical values."""
+    """The panel with the settings as rows with a cursor, above the effect of the hypothetical values."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES})
     TITLE = "What-if"
@@ -71,7 +71,8 @@ class WhatIfPanel(Panel):
         super().update_from(store)
 
     def _is_asked(self, store: Store) -> bool:
-        """Whether the run's layout is not available here, but the run answers preview queries."""
+        """Whether the run is asked instead of the planner, because its layout is not available here but it answers
+        preview queries."""
         self.model.update(store)
         return isinstance(self.model.layout(), Answer) and self.asked.answers(store)
 
@@ -93,7 +94,7 @@ class WhatIfPanel(Panel):
         return self.asked if self._is_asked(self._store) else self.model
 
     def live(self, store: Store) -> dict[str, Value]:
-        """The hypothetical values that are legal on the run's board now."""
+        """The hypothetical values that the run's knob board would accept now."""
         return self.asked.changes if self._is_asked(store) else self.model.live(store)
 
     def action_move(self, by: int) -> None:
@@ -128,7 +129,7 @@ class WhatIfPanel(Panel):
         return lines + self._effect(store, width, height - len(lines), colours)
 
     def _asked_lines(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """The knobs of a run without a layout, and the run's own preview of their hypothetical values."""
+        """For a run without a layout: its knobs, and the run's own preview of their hypothetical values."""
         if not self._is_asked(store):
             return []
         asked = self.asked
@@ -158,7 +159,7 @@ class WhatIfPanel(Panel):
     def _row(
         self, setting: Setting, here: bool, more: str, store: Store, width: int, colours: Palette
     ) -> StripLine:
-        """A row such as ``▌ micro_batches  4 → 8   2 4 8 16   live``."""
+        """The line of one setting, such as ``▌ micro_batches  4 → 8   2 4 8 16   live``."""
         now, chosen = self.model.value(setting)
         line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
         line.add(setting.name, colours.strong if here else colours.text).pad_to(NAME, colours.text)
@@ -189,7 +190,7 @@ class WhatIfPanel(Panel):
         return answer.value.follows if answer and answer.value else {}
 
     def _note(self, width: int, colours: Palette) -> list[StripLine]:
-        """Feedback on the last key, or else an explanation of the setting under the cursor."""
+        """Feedback on the last key press or, if there is none, an explanation of the setting under the cursor."""
         if self.notice:
             return paragraph(self.notice, width, colours.accent, 2)
         setting = self.model.setting
@@ -236,7 +237,7 @@ class WhatIfPanel(Panel):
 def _measured_lines(
     store: Store, outlook: "Outlook", width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The unchanged run: measured values beside planned values."""
+    """Lines about the unchanged run, with measured values beside planned values."""
     rows = _measured_rows(store, outlook)
     lines = [
         rule("the run as it is: measured · planned", width, colours.dim, colours.line),

@@ -1,4 +1,4 @@
-"""Layout of the rank grid: one band per coordinate of the grouping axis, with the largest cells that fit.
+"""Layout of the rank grid: one band per coordinate on the grouping axis or per node, with the largest cells that fit.
 
 If even the smallest cells do not fit, several ranks share a cell, and the cell shows the worst of these ranks. This
 module draws nothing.
@@ -16,7 +16,7 @@ NODE = "node"  # grouping by `Hello.host`; no axis has this name
 
 @dataclass(frozen=True)
 class Band:
-    """The ranks that have the same coordinate on the grouping axis, arranged in rows."""
+    """The ranks of one group, arranged in rows: ranks with the same coordinate on the grouping axis, or on one node."""
 
     label: str
     rows: list[tuple[str, list[Slot]]]
@@ -28,7 +28,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of text. If `bottom` is set, the upper halves of the cells show `top` and the lower halves show
+    """One line of the grid. If `bottom` is set, the upper halves of the cells show `top` and the lower halves show
     `bottom`; otherwise whole cells show `top`."""
 
     label: str
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of the grid. If `wide`, the cells have a bar and a number; otherwise only a colour."""
+    """The layout of the rank grid. If `wide`, each cell has a bar and a number; otherwise it has only a colour."""
 
     wide: bool
     cell: int  # width in terminal cells
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def grid(self) -> list[list[Slot]]:
-        """The rows of slots through which the cursor moves."""
+        """All lines of slots from top to bottom: the grid in which the cursor moves."""
         lines: list[list[Slot]] = []
         for row in self.rows:
             if row.top:
@@ -61,7 +61,8 @@ class Plan:
         return lines
 
     def at(self, x: int, y: int, first_row: int) -> Slot:
-        """The slot at a terminal cell of the panel; if the cell has two halves, the slot of the upper half."""
+        """The slot that is drawn in a terminal cell of the panel; if the cell has two halves, the slot in the upper
+        half."""
         row, column = y - first_row, (x - self.label) // self.cell
         if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
             return ()
@@ -75,7 +76,7 @@ def axes_of(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def own_axes(coords: Mapping[int, Coords]) -> list[str]:
-    """The axes that identify a rank, without derived axes (ep reuses the ranks of other axes)."""
+    """The axes that identify a rank. Derived axes are left out, such as ep, which reuses the ranks of other axes."""
     axes = axes_of(coords)
     for axis in reversed(axes):
         rest = [other for other in axes if other != axis]
@@ -85,7 +86,7 @@ def own_axes(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
-    """The ranks arranged by band, row and column, and the column labels."""
+    """The ranks arranged in bands, rows and columns, and the column labels."""
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
@@ -164,8 +165,8 @@ def plan(
 
 
 def _packed(found: Sequence[Band], width: int, height: int) -> Plan:
-    """The layout with several nodes on each line, separated by gaps. If the nodes do not fit in this way, a cell holds
-    one or several nodes.
+    """The layout with several nodes on each line, separated by gaps. If the nodes do not fit in this way, a cell stands
+    for one node or several.
     """
     label = max(len(band.label) for band in found) + LABEL_GAP
     label = label if label * 3 <= width else 0
@@ -199,8 +200,8 @@ def _shared(ranks: list[int], count: int) -> list[Slot]:
 
 
 def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
-    """The rows of each group, with its slots in order. Where possible, lines are wrapped after a multiple of `inner`
-    slots."""
+    """The rows of tiles for all groups, with the slots of a group in order. Where possible, lines are wrapped after a
+    multiple of `inner` slots."""
     rows: list[Row] = []
     for label, slots in groups:
         per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)
@@ -214,8 +215,8 @@ def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half
 
 
 def _even(count: int, room: int, inner: int, together: int) -> int:
-    """The number of cells per line. Lines have about equal lengths and, where possible, contain whole rows of the
-    innermost axis."""
+    """The number of cells per line that gives lines of about equal length and, where possible, whole rows of the
+    innermost axis in each line."""
     lines = max(1, -(-count // room))
     lines += -lines % together
     per_line = -(-count // lines)
@@ -233,8 +234,8 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The rank to which the cursor moves from `rank`. At an edge, the cursor stays on `rank`; from None, it moves to
-    the first rank."""
+    """The rank to which the cursor moves from `rank`. At an edge, the cursor stays on `rank`. If `rank` is None, the
+    cursor moves to the first rank."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

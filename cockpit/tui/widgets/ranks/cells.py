@@ -34,14 +34,14 @@ Tile = tuple[str, Style]
 
 
 def value_range(readings: Readings) -> tuple[float, float]:
-    """The range of the values, with rounded ends so that the range changes rarely."""
+    """The range of the finite values, with both ends rounded so that the range changes rarely."""
     known = [value for value in readings.values_ if abs(value) < float("inf")]
     return nice_range(min(known), max(known)) if known else (0.0, 1.0)
 
 
 def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> list[int]:
-    """The palette bin of each rank. Without a comparison it depends on the rank's value, otherwise on the rank's
-    deviation."""
+    """The index of each rank's colour in the palette's scale. Without a comparison the index depends on the rank's
+    value, otherwise on the rank's deviation."""
     if against is Against.NOTHING:
         low, high = value_range(readings)
         width = (high - low) / ramp
@@ -55,7 +55,7 @@ def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> lis
 
 
 class Cells:
-    """Draws the cells of one set of readings. Only `selected` may change from frame to frame."""
+    """Draws the cells of the rank grid for one set of readings. Only `selected` may change from frame to frame."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ def scale_bar(
     colours: Palette,
     words: bool = True,
 ) -> StripLine:
-    """The colours of the scale, with a word or a number at each end."""
+    """The colour scale of the legend, with a word or a number at each end."""
     if against is Against.NOTHING:
         low, high = value_range(readings)
         ends, shades = (f"{label(low)} ", f" {label(high)} {metric.unit}".rstrip()), colours.ramp
@@ -322,8 +322,8 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend text if a line shows two rows, but the terminal cannot give the two halves of a cell different
-    colours."""
+    """The legend text for lines that show two rows, on a terminal that cannot give the two halves of a cell different
+    colours; otherwise empty."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 

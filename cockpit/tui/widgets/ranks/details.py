@@ -267,7 +267,7 @@ class _Drawing:
         return lines
 
     def records(self) -> list[StripLine]:
-        """The last step of the rank, and the number of its lost records."""
+        """The newest step that the rank reported, and the number of its lost records."""
         step = self.store.state.steps.get(self.rank)
         if step is None:
             return [StripLine().add(f"{format.MISSING} {no_record(self.store)}", self.colours.faint)]
@@ -285,8 +285,8 @@ class _Drawing:
     def _joined(
         self, line: StripLine, parts: list[str], glue: str, indent: int = 0, plain: bool = False
     ) -> list[StripLine]:
-        """`parts` appended to `line` and wrapped at the width. `plain`: the parts are in the normal text colour instead
-        of dimmed."""
+        """`parts` appended to `line` and wrapped at the width. `plain`: draw the parts in the normal text colour, not
+        dimmed."""
         lines = [line]
         style = self.colours.text if plain else self.colours.dim
         for part in parts:
@@ -299,7 +299,8 @@ class _Drawing:
 
 
 def _limit(key: str, vitals: Vitals) -> str:
-    """The limit of a vital sign: the memory of the device, or its power limit."""
+    """The limit of a vital sign as text: the size of the device memory, or the power limit; "" for other vital
+    signs."""
     if key == "device_memory" and vitals.device_memory_total:
         return f"of {vitals.device_memory_total / GiB:.0f} GiB"
     if key == "power" and vitals.power_limit_w:

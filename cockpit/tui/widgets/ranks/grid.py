@@ -26,7 +26,7 @@ INSPECTOR = 3
 
 
 class RankGrid(RankPanel):
-    """The panel that shows one metric of each rank, with the ranks grouped by one axis of the grid."""
+    """The panel that shows one metric of each rank, with the ranks grouped by one axis or by node."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
     TITLE = "Ranks"
@@ -123,7 +123,7 @@ class RankGrid(RankPanel):
         return lines
 
     def _cells_of(self, store: Store, metric: Metric, readings: Readings, colours: Palette) -> Cells:
-        """The cells that draw `readings`. Those of the last frame are reused if only the cursor has moved."""
+        """The `Cells` for `readings`. The `Cells` of the previous drawing are reused if only the cursor has moved."""
         selection, revisions = self.selection, store.revisions
         chosen = matching(store, selection.filter, selection.step)
         alarms = revisions[Topic.EVENTS], revisions[Topic.CURVES]  # alerts, lost ranks, shared cores
@@ -138,7 +138,7 @@ class RankGrid(RankPanel):
 
 
 class WholeGrid(RankGrid):
-    """The grid on the ranks screen, where another panel shows the details of the rank."""
+    """The grid on the ranks screen. It omits the details of the selected rank, which another panel shows."""
 
     INSPECTED = True
     ROOMY = 40

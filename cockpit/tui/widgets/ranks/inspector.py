@@ -15,8 +15,8 @@ from cockpit.tui.drawing.theme import Palette
 def inspector(
     store: Store, metric: Metric, readings: Readings, rank: int | None, width: int, colours: Palette
 ) -> list[StripLine]:
-    """Three lines, with the coordinates and the process, the last step, and the current operation. An item that does
-    not fit in `width` cells is left out entirely, because a truncated number would be misleading."""
+    """Three lines about a rank: its coordinates and process, its last step, and its current operation. An item that
+    does not fit in `width` cells is left out entirely, because a truncated number would be misleading."""
     if rank is None or rank not in store.state.hellos:
         return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)

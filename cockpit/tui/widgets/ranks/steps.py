@@ -34,7 +34,7 @@ COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
 class Rows(Enum):
-    """The choice of ranks that have a row. The value of a member is its text in the title."""
+    """Which ranks have a row. The values are the texts that the panel's title shows."""
 
     ALL = "all ranks"
     STAGE = "its stage"
@@ -42,8 +42,8 @@ class Rows(Enum):
 
 
 class RankSteps(RankPanel):
-    """A map of ranks and kept steps. Each cell shows the deviation of a rank, or the worst deviation of several
-    ranks."""
+    """A map with ranks as rows and kept steps as columns. Each cell shows the deviation of a rank, or the worst
+    deviation of several ranks."""
 
     TOPICS = frozenset({Topic.GRID, Topic.RANKS})
     TITLE = "Rank × step"
@@ -147,7 +147,7 @@ class RankSteps(RankPanel):
         return [rank for ranks in lists for rank in ranks], sizes.pop() if len(sizes) == 1 else 1
 
     def _columned(self, store: Store, metric: Metric, steps: list[int], room: int) -> list[list[int]]:
-        """The steps of each column. There are at most `room` columns."""
+        """The steps that each visible column shows, in at most `room` columns."""
         columns = _completed(store, metric, steps)
         if self._folded and len(columns) > room:
             gap = -(-(steps[-1] - steps[0] + 1) // room)
@@ -229,7 +229,8 @@ class RankSteps(RankPanel):
     # ------------------------------------------------------------------------------------------ actions
 
     def action_step(self, by: int) -> None:
-        """Move the cursor `by` columns to the right. At the newest column, the screen follows the run."""
+        """Move the cursor `by` columns to the right. A move to the newest column makes the screen follow the
+        run."""
         if not self._columns:
             return
         at = self._cursor_column()
@@ -243,7 +244,7 @@ class RankSteps(RankPanel):
         self.changed()
 
     def _beyond(self, by: int) -> None:
-        """Select the nearest kept step outside the shown columns."""
+        """Select the nearest kept step before the shown columns (`by` < 0) or after them."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             steps = self._store.rank_history.steps(metric.key)
@@ -254,7 +255,7 @@ class RankSteps(RankPanel):
             self.selection.step = min(step for step in steps if step > last)
 
     def action_row(self, by: int) -> None:
-        """Select the worst rank of another row."""
+        """Select the worst rank in the row that is `by` rows below the selected one."""
         at = next((y for y, row in enumerate(self._rows) if self.selection.rank in row), None)
         if not self._rows:
             return
@@ -289,7 +290,8 @@ class RankSteps(RankPanel):
 
 
 def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]]:
-    """The steps of each column. Steps for which only some ranks have a value share a column with neighbouring steps."""
+    """The steps that each column shows. Steps for which only some ranks have a value share a column with neighbouring
+    steps."""
     history = store.rank_history
     enough = COMPLETE * len(store.state.hellos)
     columns: list[list[int]] = []
@@ -337,7 +339,7 @@ def _range(table: list[list[float]]) -> tuple[float, float]:
 def _cells(
     line: StripLine, codes: list[int], at: int, glyphs: str, styles: tuple[Style, ...], colours: Palette
 ) -> None:
-    """Add the cells of a row. The column of the selected step has the background of the cursor."""
+    """Add the cells of a row to its line. The column of the selected step has the background of the cursor."""
     for (code, marked), run in groupby((code, x == at) for x, code in enumerate(codes)):
         count = len(list(run))
         glyph, style = (format.MISSING, colours.faint) if code == UNKNOWN else (glyphs[code], styles[code])

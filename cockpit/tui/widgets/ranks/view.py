@@ -24,7 +24,7 @@ def metric_of(store: Store, selection: Selection) -> Metric:
 
 
 def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
-    """The readings of the selected step, or of the newest steps."""
+    """The metric's reading for every rank: at the selected step or, without one, from the newest steps."""
     return read(store, metric, selection.against, selection.step)
 
 
@@ -54,13 +54,13 @@ def groupings(store: Store) -> list[str]:
 
 
 def group_of(store: Store, selection: Selection) -> str | None:
-    """The chosen grouping, or else the outermost axis; None if no grouping is possible."""
+    """The chosen grouping if it is possible, otherwise the outermost axis; None if no grouping is possible."""
     known = groupings(store)
     return selection.group if selection.group in known else next(iter(known), None)
 
 
 def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]]:
-    """The ranks by band, and the labels of columns."""
+    """The ranks grouped into bands, and the labels of the columns."""
 
     def compute() -> tuple[Sequence[Band], list[str]]:
         if group == NODE:

@@ -74,7 +74,7 @@ class RunsReader:
         self._stop.set()
 
     def read(self) -> None:
-        """Read the list once."""
+        """Read the list of runs once; if that fails, set `problem` to the reason."""
         try:
             self.found, self.problem = self._lister.runs(), ""
         except FileNotFoundError:
@@ -94,7 +94,8 @@ class RunsReader:
 
 
 class RunsTable(ListPanel[ListedRun]):
-    """The runs: live runs first, then the others by age. `current`: the folder of the run that this cockpit shows."""
+    """The table of runs: live runs first, then the others by age. `current`: the folder of the run that this cockpit
+    shows."""
 
     TITLE = "Runs"
     BINDINGS: ClassVar[list[Binding]] = RUNS_KEYS

@@ -31,7 +31,7 @@ TALL, TALL_CURVE = 48, 3  # from this height of the screen on, a curve has this 
 
 
 class Scale(NamedTuple):
-    """The units of the columns."""
+    """The units of the byte and rate columns, each with its size."""
 
     unit: str
     bytes: float
@@ -66,7 +66,7 @@ MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same 
 
 
 def _sent(row: AxisTraffic, scale: Scale) -> str:
-    """The bytes in the unit of the column; in a smaller unit if they would be written as zero."""
+    """The sent bytes as text, in the unit of the column or, if they would then be shown as zero, in a smaller unit."""
     sent, unit, size = row.traffic.bytes, scale.unit, scale.bytes
     if 0 < sent < size / 20:
         unit, size = byte_unit(10 * sent)
@@ -79,8 +79,8 @@ def _rate(row: AxisTraffic, scale: Scale) -> str:
 
 
 class TrafficByAxis(Panel):
-    """The panel with one row per axis. `detailed`: also show the bandwidth, the hidden share, the groups, and the trend
-    over steps."""
+    """The panel with the traffic of each axis in one row. `detailed`: also show the bandwidth, the hidden share, the
+    groups, and the trend over steps."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
@@ -156,7 +156,7 @@ class TrafficByAxis(Panel):
 
 
 def _fitting(width: int) -> Sequence[Column]:
-    """The columns that fit in the panel beside a bar."""
+    """The columns that fit beside a bar in a panel of this width."""
     for least in sorted({one.rank for one in COLUMNS}, reverse=True):
         chosen = [one for one in COLUMNS if one.rank <= least]
         if NAME + sum(one.width for one in chosen) + 2 + BAR <= width:
@@ -165,7 +165,7 @@ def _fitting(width: int) -> Sequence[Column]:
 
 
 class _Drawing:
-    """Draws the rows of one step."""
+    """Draws the panel's rows for one step."""
 
     def __init__(
         self,
@@ -237,13 +237,13 @@ class _Drawing:
 
 
 def trend_room(width: int) -> int:
-    """The number of values that a trend shows in a panel of this width."""
+    """The number of values that a trend curve can show in a panel that is `width` cells wide."""
     return max(1, width - INDENT - 15)
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """How many cells of the bar show exposed time, and how many show overlapped time. The axis with the longest time
-    fills `room` cells."""
+    """How many cells of an axis's bar show exposed time, and how many show overlapped time. The bar of the axis with
+    the longest time is `room` cells wide."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

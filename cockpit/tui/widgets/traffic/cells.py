@@ -24,12 +24,12 @@ TOTAL = 8  # width of the column with the sums of rows
 
 
 def pair_bin(over_mean: float) -> int:
-    """The colour bin of a pair. `over_mean`: its bytes relative to the mean over pairs with traffic."""
+    """The colour bin of a pair. `over_mean`: the pair's bytes relative to the mean over pairs with traffic."""
     return Palette.bin((over_mean - 1) / SCALE)
 
 
 class Drawing:
-    """Draws the rows of one frame. `label`: width of the row names; `unit`: name of the unit and its size in bytes;
+    """Draws the rows of the matrix. `label`: width of the row names; `unit`: name of the unit and its size in bytes;
     `cursor`: row and column of the cursor; `same`: whether rows and columns are ranks, which send nothing to
     themselves."""
 
@@ -56,7 +56,7 @@ class Drawing:
         self.columns_out: frozenset[int] = frozenset()
 
     def head(self) -> StripLine:
-        """The names of the columns, as far as they fit."""
+        """The line with the names of the columns, as far as they fit."""
         shown, colours = self.shown, self.colours
         line = StripLine().add("from╲to".rjust(self.label - 1)[-self.label + 1 :] + " ", colours.faint)
         for at in range(shown.width):
@@ -97,8 +97,8 @@ class Drawing:
 
     @cached_property
     def _special(self) -> list[list[int]]:
-        """The columns of the cells that are not empty, in order, for each row: cells with traffic, the cell under the
-        cursor, and the diagonal cell."""
+        """For each row, the columns of its special cells, in order: cells with traffic, the cell under the cursor, and
+        the diagonal cell."""
         columns: list[set[int]] = [set() for _ in range(self.shown.height)]
         for row, column in (*self.found.largest, *self._own.items(), *([self.cursor] if self.cursor else [])):
             columns[row].add(column)
@@ -106,14 +106,14 @@ class Drawing:
 
     @cached_property
     def _own(self) -> dict[int, int]:
-        """For each row, the column of the same rank. Empty if several pairs share a cell."""
+        """The diagonal: for each row, the column of the same rank or node. Empty if several pairs share a cell."""
         if not self.same or self.shown.folded:
             return {}
         column_of = {place: column for column, place in enumerate(self.shown.columns)}
         return {row: column_of[place] for row, place in enumerate(self.shown.rows) if place in column_of}
 
     def received(self) -> StripLine:
-        """The sums of the columns, as numbers or as colours."""
+        """The line with the sums of the columns, as numbers or as colours."""
         shown, colours, found = self.shown, self.colours, self.found
         line = StripLine().add("received ".rjust(self.label)[-self.label :], colours.dim)
         busy = [size for size in found.received if size]
@@ -130,7 +130,7 @@ class Drawing:
 
     @cached_property
     def _mean(self) -> float:
-        """The mean bytes sent per row, over the rows that sent anything."""
+        """The mean number of bytes that a row sent, over the rows that sent any."""
         busy = [size for size in self.found.sent if size]
         return sum(busy) / len(busy) if busy else 0.0
 
@@ -184,13 +184,13 @@ def _solid(style: Style) -> Style:
 
 @lru_cache(maxsize=64)
 def _heat(style: Style) -> Style:
-    """The style of a number whose background has the colour of its bin."""
+    """The style of a number on a background in the colour of `style`, with black or white text."""
     assert style.color is not None
     return Style(color=ink_on(style.color.get_truecolor().hex), bgcolor=style.color)
 
 
 def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine:
-    """The legend, with the meaning of the colours and of a cell."""
+    """The legend: what the colours mean, and what a cell shows."""
     line = StripLine().add("less ", colours.dim)
     for bin, glyph in enumerate(GLYPHS):
         line.add(glyph, _shade(bin, colours))

@@ -35,7 +35,7 @@ def share_text(part: float, whole: float) -> str:
 
 
 def verdict(store: Store, matrix: Matrix, found: Balance, colours: Palette, width: int) -> list[StripLine]:
-    """Two lines, with the hottest pair and the balance of senders and receivers."""
+    """Two lines: the hottest pair, and the busiest sender and receiver."""
     level = Level.WARN if found.unbalanced else Level.GOOD
     pair = found.hottest
     first = StripLine().add(f"{level.value} ", colours.level[level])

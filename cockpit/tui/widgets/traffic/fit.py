@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: the start-up time and bandwidth fitted to the run's steps, and the values
-    of the link in the hardware table."""
+    """The panel with one paragraph per axis: the start-up time and bandwidth fitted to the run's steps, and the
+    link's values in the planner's hardware table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"
@@ -131,7 +131,7 @@ def _ms(known: Known) -> str:
 
 
 def _size(size: float) -> str:
-    """Bytes with three significant digits."""
+    """A number of bytes as text, with three significant digits."""
     unit, scale = byte_unit(10 * size)
     return f"{size / scale:.3g} {unit}"
 
@@ -150,7 +150,7 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
 
 
 def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
-    """The planner's prediction for the slowest rank's step."""
+    """The planned exposed time in the slowest rank's step, beside the measured one, and the number of collectives."""
     if not isinstance(planned, PlannedAxes):
         return
     exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)
@@ -163,7 +163,8 @@ def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palet
 def flow(
     parts: Sequence[Part], width: int, indent: int, separator: str, lead: Sequence[Part] = ()
 ) -> list[StripLine]:
-    """The parts in order, in indented lines of at most `width` cells. The first line begins with `lead`."""
+    """`parts` joined by `separator`, wrapped at `width` cells and indented by `indent` cells. The first line begins
+    with `lead`."""
     line = StripLine()
     for text, style in lead:
         line.add(text, style)

@@ -44,7 +44,7 @@ ROOM = 48  # minimum panel width for the sums of the rows
 
 
 class Shown(NamedTuple):
-    """The last drawing: the view, its plan, and the line of its first row."""
+    """What was drawn last: the view, its plan, the width of the row names, and the line of the first row."""
 
     view: View
     plan: Plan
@@ -93,7 +93,7 @@ class TrafficMatrix(Panel):
 
     @property
     def nodes(self) -> bool:
-        """Whether rows and columns are nodes."""
+        """Whether the matrix shows nodes instead of ranks."""
         return self._levels[-1].nodes if self._levels else self._by_node
 
     def choice(self) -> object:
@@ -156,7 +156,7 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source, destination))
 
     def _scroll(self, shown: Plan, view: View, down: int, right: int) -> None:
-        """Scroll a visible part of the matrix by one row or column, and move the cursor with it."""
+        """If the matrix is zoomed in, scroll it by one row or column, and move the cursor with it."""
         rows, columns = shown.rows, shown.columns
         if not self._levels or not (isinstance(rows, range) and isinstance(columns, range)):
             return
@@ -175,7 +175,7 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source + down, destination + right))
 
     def _places(self, view: View, ranks: tuple[int, int]) -> tuple[int, int]:
-        """The positions of two ranks in the view."""
+        """The positions of two ranks in the view; in the view of nodes, the positions of their nodes."""
         if not isinstance(view, NodeView):
             return ranks
         hellos = self._store.state.hellos
@@ -183,7 +183,7 @@ class TrafficMatrix(Panel):
         return view.number.get(source, 0), view.number.get(destination, 0)
 
     def _ranks(self, view: View, source: int, destination: int) -> tuple[int, int]:
-        """The first rank at each of two positions in the view."""
+        """The ranks at two positions in the view; in the view of nodes, the first rank of each of the two nodes."""
         if not isinstance(view, NodeView):
             return source, destination
         ranks = list(view.hosts.values())
@@ -364,8 +364,8 @@ class TrafficMatrix(Panel):
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:
-    """The plan for `width` x `height` terminal cells, and the width of the row names. The names are longer if several
-    ranks or nodes share a row."""
+    """The plan that fits in `width` x `height` terminal cells, and the width of the row names. The names are longer if
+    several ranks or nodes share a row."""
     label = LABEL if width >= ROOM - TOTAL else 1
     for _ in range(2):
         shown = plan(view, rows, columns, width - label, height)

@@ -33,7 +33,7 @@ def no_traffic(store: Store) -> bool:
 
 
 def guide(store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """Why there is no traffic and, if there is room, what to do."""
+    """Lines that say why there is no traffic and, if there is room, what to do."""
     if store.world == 1:
         return guide_lines("no traffic: the run has one rank", _ONE_RANK, width, height, colours)
     return guide_lines("this run reports no traffic", _UNREPORTED, width, height, colours)

@@ -16,7 +16,7 @@ Places = Sequence[int]
 
 
 class View(Protocol):
-    """The rows and columns of a matrix: ranks or nodes."""
+    """A view of the matrix, in which rows and columns are ranks (`RankView`) or nodes (`NodeView`)."""
 
     everyone: Places
 
@@ -42,7 +42,7 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """The side, in ranks or nodes, of the smallest square of the matrix whose largest pair is known."""
+        """Ranks or nodes per side of a tile, the smallest square of the matrix whose largest pair is known."""
         ...
 
 
@@ -148,7 +148,7 @@ class Plan:
         return self.down > 1 or self.across > 1
 
     def row(self, at: int) -> Places:
-        """The ranks or nodes in a row."""
+        """The ranks or nodes that share the row `at`."""
         return self.rows[at * self.down : (at + 1) * self.down]
 
     def column(self, at: int) -> Places:
@@ -164,7 +164,7 @@ class Plan:
         return -(-len(self.columns) // self.across)
 
     def at(self, source: int, destination: int) -> tuple[int, int] | None:
-        """The row and column of a pair; None if it is not visible."""
+        """The row and the column in which a pair is shown; None if the pair is not visible."""
         try:
             return self.rows.index(source) // self.down, self.columns.index(destination) // self.across
         except ValueError:
@@ -181,7 +181,8 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """How many ranks or nodes share a row or a column: `least` times a power of two."""
+    """How many ranks or nodes share a row or a column, so that at most `room` rows or columns are needed: `least`, or
+    `least` doubled as often as necessary."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -200,7 +201,7 @@ class Cells:
 
 
 def cells(view: View, shown: Plan) -> Cells:
-    """The cells of a plan."""
+    """The cells that the plan `shown` makes visible."""
     rows = {place: at // shown.down for at, place in enumerate(shown.rows)}
     columns = {place: at // shown.across for at, place in enumerate(shown.columns)}
     largest: dict[tuple[int, int], Pair] = {}

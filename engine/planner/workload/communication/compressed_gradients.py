@@ -32,15 +32,15 @@ class Message(NamedTuple):
     size: float
 
     def sent(self, ranks: int) -> float:
-        """Bytes that a rank sends."""
+        """Bytes that each of `ranks` ranks sends in this collective."""
         if self.kind == "all_reduce":
             return 2 * self.size * (ranks - 1) // ranks
         return self.size / ranks * (ranks - 1)
 
 
 def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> Iterator[Message]:
-    """The collectives that sum one unit's gradient over `ranks` replicas. Under `threshold` the number of elements
-    depends on the data; a Gaussian gradient is assumed."""
+    """The collectives that sum one FSDP unit's gradient over `ranks` replicas. With the method `threshold`, the number
+    of elements sent depends on the data; it is computed for Gaussian gradients."""
     packed = [shape for shape in shards if is_compressed(values, shape, prod(shape))]
     exact = sum(prod(shape) for shape in shards) - sum(prod(shape) for shape in packed)
     if exact:
@@ -50,7 +50,7 @@ def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> 
 
 
 def sent_bytes(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> float:
-    """Bytes that a rank sends to sum one unit's gradient."""
+    """Bytes that a rank sends to sum one FSDP unit's gradient."""
     return sum(message.sent(ranks) for message in messages(values, shards, ranks))
 
 

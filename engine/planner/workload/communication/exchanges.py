@@ -48,16 +48,17 @@ class Repeats(NamedTuple):
 
 def stays_gathered(job: Job) -> bool:
     """Whether weights stay gathered after a backward pass, and gradients are kept unsharded and reduced once per step.
-    With a pipeline, the engine does this even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and
+    With a pipeline, both hold for the engine even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and
     reduces gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
 
 def repeats(job: Job, pp: int) -> Repeats:
     """How often pipeline rank `pp` gathers weights and reduces gradients in a step (docs/evidence/bytes.md, "dp, per
-    step"). At ZeRO 3 a weight is gathered for each use, except that with a pipeline it stays gathered after a backward
-    pass. All stages of a rank are assumed to gather as often as its first stage. The embedding stays gathered from the
-    first operation of a micro-batch to the last; with a pipeline, from the first operation of a step to the last."""
+    step"). At ZeRO 3, weights are gathered before each forward and each backward pass; if `stays_gathered`, a pass that
+    follows a backward pass does not gather them again. All stages of a rank are assumed to gather as often as its first
+    stage. The embedding stays gathered from the first operation of a micro-batch to the last; with a pipeline, from the
+    first operation of a step to the last."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -81,8 +82,8 @@ class DataExchanges(NamedTuple):
 
 
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """The data-parallel collectives of pipeline rank `pp`, whose parameters are `held`. With ZeRO 0, gradients are
-    gathered instead of weights, because an all-reduce is a reduce-scatter and an all-gather. The buffers have a shard
+    """The data-parallel collectives of pipeline rank `pp`, whose parameters are `held`. With ZeRO 0, the all-reduce of
+    the gradients is listed as a reduce-scatter and an all-gather; weights are not gathered. The buffers have a shard
     for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:

@@ -10,8 +10,8 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 
 class Unit(NamedTuple):
-    """A unit. `root`: whether the unit is the stage's own, with the embedding and the last norm. `shapes`: the padded
-    shapes of the parameters' shards on one rank."""
+    """An FSDP unit. `root`: whether it is the root unit of a stage, with the embedding and the last norm. `shapes`: the
+    padded shapes of the parameters' shards on one rank."""
 
     experts: bool
     root: bool
@@ -19,7 +19,7 @@ class Unit(NamedTuple):
 
 
 def fsdp_units(job: Job, pp: int) -> list[Unit]:
-    """The units of a rank at pipeline coordinate `pp`.
+    """The FSDP units of a rank at pipeline coordinate `pp`.
 
     Each block, the experts of each block, the head, and the rest of a stage are separate units. With a pipeline and a
     ZeRO stage below 3, a pipeline stage is one unit and its experts are another (engine/sharding/fsdp.py).

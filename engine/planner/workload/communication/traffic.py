@@ -1,8 +1,8 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data. If it is not given, the expected number for a balanced
-router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens
-of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+The number of rows in the expert all-to-all depends on the data. Without a given number of rows, the expected number for
+a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m
+micro-batches, S tokens of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, flo
 
 
 class _Rank:
-    """One rank's part of a job."""
+    """Counts the bytes that one rank of a job sends."""
 
     def __init__(self, job: Job, rank: int):
         self.job, self.grid = job, job.grid
@@ -198,8 +198,8 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas, for routers that are balanced
-        by biases."""
+        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas; 0 unless biases balance the
+        loads."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -224,9 +224,9 @@ class _Rank:
 
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """Number of split backward passes of the rank with the most actions. DualPipeV splits only the backward passes in
-    its first and last turns, so the number of turns between them has no effect. Other schedules split all backward
-    passes or none."""
+    """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only in its
+    first and last turns, so micro-batches beyond 2 `ranks` + 1 do not add to the number. Other schedules split all
+    backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

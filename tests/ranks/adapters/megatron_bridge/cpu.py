@@ -1,7 +1,8 @@
 """Makes Megatron-Bridge train on CPUs over gloo.
 
-Megatron-Bridge and its model catalogue import packages that need a GPU to be installed. They are replaced by modules
-whose names are empty classes; the training loop, its callbacks, checkpoints, data and model are those of the package.
+Megatron-Bridge and its model catalogue import packages that cannot be installed without a GPU. Modules in which every
+name is an empty class replace these packages; the training loop, its callbacks, checkpoints, data and model are
+Megatron-Bridge's own.
 """
 
 import functools
@@ -31,7 +32,7 @@ ABSENT = (
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules that are not installed here: each of their names is an empty class."""
+    """An import hook for modules that are not installed here: every name in such a module is an empty class."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> Any:
         return (

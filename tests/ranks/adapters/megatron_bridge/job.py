@@ -1,7 +1,7 @@
-"""Megatron-Bridge's own `pretrain` with the cockpit's callback, on CPUs, with a small model with experts.
+"""Megatron-Bridge's own `pretrain` with the cockpit's callback, training a small MoE model on CPUs.
 
-torchrun job.py '{"folder": ..., "micro_batches": 2, ...}'. Writes the losses of the last rank to FOLDER/losses.json,
-by step.
+torchrun job.py '{"folder": ..., "micro_batches": 2, ...}'. The last rank writes the loss of each step to
+FOLDER/losses.json.
 """
 
 import json

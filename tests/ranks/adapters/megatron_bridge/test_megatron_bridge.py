@@ -1,4 +1,4 @@
-"""The adapter of Megatron-Bridge, in a real job of two ranks that runs its `pretrain` on CPUs."""
+"""The Megatron-Bridge adapter in a real job of two ranks, which runs Megatron-Bridge's `pretrain` on CPUs."""
 
 from pathlib import Path
 

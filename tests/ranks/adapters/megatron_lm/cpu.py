@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Idle:
-    """A stream or event of a GPU, whose methods do nothing."""
+    """A stand-in for a GPU stream or event; its methods do nothing."""
 
     device = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Idle:
 
 
 class OnCpu(TorchFunctionMode):
-    """Replaces a GPU by the CPU in the arguments of all torch functions."""
+    """Replaces GPU devices with the CPU in the arguments of all torch functions."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})

@@ -1,6 +1,7 @@
-"""Megatron-LM's own `pretrain_gpt.py` with two added lines for the cockpit, on CPUs, with a small model with experts.
+"""Megatron-LM's own `pretrain_gpt.py` with two added lines for the cockpit, training a small MoE model on CPUs.
 
-torchrun job.py '{"folder": ..., "micro_batches": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json, by step.
+torchrun job.py '{"folder": ..., "micro_batches": 2, ...}'. The last rank writes the loss of each step to
+FOLDER/losses.json.
 """
 
 import json

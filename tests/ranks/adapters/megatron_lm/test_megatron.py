@@ -1,4 +1,4 @@
-"""The adapter of Megatron-LM, in a real job of two ranks that runs its pretrain_gpt.py on CPUs."""
+"""The Megatron-LM adapter in a real job of two ranks, which runs Megatron-LM's pretrain_gpt.py on CPUs."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Detectors of stragglers among ranks with the same work, and of a slowdown of the run."""
+"""Detectors of stragglers among ranks that do the same work, and of slowdowns of the whole run."""
 
 from msgspec import structs
 
@@ -20,7 +20,7 @@ def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
 
 
 def waits(record: Step, own_ms: float) -> Step:
-    """The record with a step of 200 ms, in which the rank works for `own_ms` and then waits."""
+    """The record, changed to a step of 200 ms in which the rank works for `own_ms` and then waits."""
     return structs.replace(record, step_ms=200.0, comm={"dp": Traffic(0, 200.0 - own_ms, 200.0 - own_ms)})
 
 

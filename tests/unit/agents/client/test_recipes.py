@@ -1,4 +1,4 @@
-"""Runs the recipes of docs/join/clients.md, as they are printed there, on a live simulated run."""
+"""Runs the recipes of docs/join/clients.md, exactly as printed there, on a live simulated run."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""The journal file: it may be opened late, be removed, be from an earlier release, or be damaged."""
+"""The journal file: opened late, removed, written by an earlier release, or damaged."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""Which proposals are accepted, and how the other proposals are refused."""
+"""Which proposals are accepted, and how the others are rejected."""
 
 import time
 from pathlib import Path

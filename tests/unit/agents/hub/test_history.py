@@ -28,7 +28,7 @@ LOST = "the history of the run before this hub started is lost: "
 
 
 class Successor(Fleet):
-    """A fleet that acts as a new process. Its first step is `step` + 1."""
+    """The ranks of a resumed run. Their first step is `step` + 1."""
 
     def __init__(self, endpoint: str, step: int) -> None:
         super().__init__(endpoint)

@@ -20,7 +20,7 @@ def membership() -> Membership:
 
 
 def on(membership: Membership, identity: bytes, rank: int) -> Known:
-    """The known rank to which the hub assigns a message of `rank` on the connection `identity`."""
+    """The entry of `rank` on the connection `identity`, to which the hub assigns the rank's messages."""
     connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]

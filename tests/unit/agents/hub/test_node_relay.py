@@ -122,7 +122,7 @@ def test_a_killed_relay_is_restarted_and_its_ranks_stay_behind_it(
 def test_ranks_connect_directly_if_the_relay_cannot_start(
     own_hub: HubProcess, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The relay's program ends at once, at each start."""
+    """The relay's program exits immediately each time it is started."""
     monkeypatch.setattr(
         node_relay, "command_of", lambda *_: [sys.executable, "-c", "raise SystemExit('no key')"]
     )

@@ -1,4 +1,4 @@
-"""Checks of previews survive the death of the hub: they are in the run's log and its recording."""
+"""Preview checks survive a killed hub, because they are in the run's log and its recording."""
 
 from agents.client import Client
 from agents.protocol import Event

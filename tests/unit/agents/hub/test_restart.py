@@ -23,7 +23,7 @@ def applied(client: Client, fleet: Fleet, id: str) -> CommandState:
 
 
 def started(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run a hub process that ends by itself."""
+    """Run a hub process until it exits by itself."""
     command = [sys.executable, "-m", "agents.hub", "--run", "r", *options]
     return subprocess.run(command, env=environment(), capture_output=True, text=True)
 

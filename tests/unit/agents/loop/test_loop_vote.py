@@ -110,7 +110,8 @@ def test_one_vote_against_stops_the_change_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("error", [Wordless(), ValueError("caf\udce9 \0"), Abandoned()])
 def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
-    """The other ranks wait for the vote of this rank, even if the program's own code, which checks the value, fails."""
+    """The other ranks wait for this rank's vote, so it must vote even if the program's own check of the value
+    raises."""
     import msgspec
 
     def legal(_: object) -> Legal:
@@ -129,7 +130,7 @@ def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
 
 
 def test_failures_outside_the_exchange_do_not_end_the_agreement(caplog: pytest.LogCaptureFixture) -> None:
-    """An unusual step number, a failing log or an unreachable hub does not end the agreement."""
+    """An unusual step number, a failing log or an unreachable hub does not stop the ranks from agreeing on changes."""
 
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""The knob board: a change is checked as a whole, and its commit cannot fail after applying only a part."""
+"""The knob board: a change is checked as a whole, and its commit never fails with only a part of it applied."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The facts of how a run was started."""
+"""The facts that record how a run was started."""
 
 from pathlib import Path
 

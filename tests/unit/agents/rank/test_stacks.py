@@ -1,5 +1,5 @@
-"""The stacks of a process: the training thread is first, their size is bounded, and no file or hook of the program
-delays them."""
+"""The stacks of a process: the training thread is first, their size is bounded, and the program's files and hooks
+cannot delay them."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Vital signs: the right GPU is read, and a missing value is not replaced by another. NVML is a fake in these tests."""
+"""Vital signs: the right GPU is read, and a missing GPU or value is never replaced by another. NVML is a fake here."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The curve: buckets of equal width, which depend only on the values and not on the order in which they arrive."""
+"""A metric's curve: buckets of equal width that depend only on the values and not on the order in which they arrive."""
 
 import math
 from copy import copy

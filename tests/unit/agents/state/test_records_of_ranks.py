@@ -1,4 +1,4 @@
-"""Records of ranks in a state take little memory: long records stay encoded, and equal facts are kept once."""
+"""Rank records in a run's state take little memory: long records stay encoded, and equal facts are stored once."""
 
 import copy
 
@@ -34,7 +34,7 @@ def test_encoded_records_behave_like_a_dictionary() -> None:
 
 
 def decoded(facts: Facts, rank: int) -> Hellos:
-    """A dictionary with the hello of one rank, whose parts are all objects of their own."""
+    """A dictionary with one rank's hello, which was just decoded and so shares no objects with other hellos."""
     known = Hellos()
     hello = make_hello(rank, 8, facts=facts, capabilities=["a"])
     known[rank] = msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=type(hello))

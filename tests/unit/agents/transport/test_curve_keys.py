@@ -1,4 +1,5 @@
-"""Key files and the list of keys: if they are not private or not valid, they are refused with one sentence."""
+"""Key files and the list of keys: if they are not private or not valid, they are rejected with an error of one
+sentence."""
 
 import errno
 import os

@@ -72,7 +72,7 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
 
 
 def training(steps: int, accumulation: int = 1, rates: list[float] | None = None) -> Any:
-    """The losses of a tiny training with a scheduler."""
+    """The losses of a tiny training run with a learning-rate scheduler."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

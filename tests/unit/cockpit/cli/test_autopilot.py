@@ -1,4 +1,4 @@
-"""advise and autopilot against a real hub and ranks whose step time follows a script."""
+"""`cockpit advise` and `cockpit autopilot` against a real hub and ranks whose step time follows a script."""
 
 import json
 import math
@@ -381,7 +381,7 @@ def test_a_change_of_the_loss_is_proposed_again_only_if_the_loss_did_not_grow(
 
 
 class LateClient:
-    """A client that learns of a trial only after it has decided on it."""
+    """A client that receives a trial's state only after it has sent its decision on the trial."""
 
     def __init__(self) -> None:
         self.state, self.denied, self.decided = RunState(), {}, []

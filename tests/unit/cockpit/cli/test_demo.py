@@ -15,7 +15,7 @@ WHY = "rank 1 failed: no [/space]\x1b[2J left"
 
 
 class FakeEngine:
-    """A fake of the engine process. `status`: exit status if the process ends by itself. `stopped`: exit status after
+    """A fake engine process. `status` is its exit status if it exits by itself, `stopped` its exit status after
     `stop`."""
 
     status: int | None = None

@@ -159,7 +159,7 @@ def test_a_hub_on_another_machine_is_reported_with_its_host(
 def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the run is live, the index of the write-ahead log is in the memory of the machine that writes the
+    """While the run is live, SQLite keeps the index of the write-ahead log in the memory of the machine that writes the
     recording. After the run there is no such index, so any machine can read the recording."""
     hub_file(hub.folder)
     here = this_host()

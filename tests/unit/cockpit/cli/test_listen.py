@@ -1,4 +1,4 @@
-"""`cockpit listen`: exports of OpenTelemetry become runs. The official SDK is the sender."""
+"""`cockpit listen`: OpenTelemetry exports become runs. The sender is the official OpenTelemetry SDK."""
 
 import contextlib
 import gzip
@@ -51,7 +51,7 @@ def cockpit(runs: Path, *words: str) -> Any:
 
 
 def until(true: Callable[[], Any]) -> Any:
-    """Wait for a true value of `true`, and return it."""
+    """Poll `true` until it returns a truthy value, and return that value."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := true()):
         assert time.monotonic() < deadline
@@ -61,7 +61,7 @@ def until(true: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[str]:
-    """The URL of a `cockpit listen` whose runs are in the test's folder."""
+    """Start `cockpit listen` with the test's folder for its runs, and yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = subprocess.Popen(
@@ -78,7 +78,7 @@ def listening(tmp_path: Path) -> Iterator[str]:
 
 
 class Training:
-    """A program that exports as Megatron-LM does, with the official SDK. Metrics are exported by `export`."""
+    """A program that exports as Megatron-LM does, with the official SDK. `export` sends its metrics."""
 
     def __init__(self, url: str, run_id: str = "r1") -> None:
         from opentelemetry.exporter.otlp.proto.http import Compression
@@ -179,7 +179,7 @@ def test_a_training_that_exports_is_shown_as_a_run(listening: str, tmp_path: Pat
 
 
 class Noted:
-    """Runs whose loops keep what they are given."""
+    """Replaces the loop that `agents.join` returns; records the steps and events that it is given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[int, float, dict[str, Any]]] = []
@@ -331,7 +331,7 @@ def test_the_end_of_training_ends_the_run_after_its_last_metrics(noted: Noted) -
 
 
 def answer(receiver: Receiver, body: bytes, path: str = "/v1/metrics", **environ: Any) -> tuple[str, bytes]:
-    """The status and the body of the receiver's answer to one request."""
+    """The status and body of the receiver's response to one request."""
     import io
 
     asked = {

@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @asynccontextmanager
 async def server(runs: Path, *options: str) -> AsyncIterator[Any]:
-    """A client of the process `cockpit mcp small OPTIONS`."""
+    """Start `cockpit mcp small OPTIONS`, and yield a client connected to it."""
     command = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "cockpit", "mcp", NAME, *options],
@@ -39,7 +39,7 @@ async def server(runs: Path, *options: str) -> AsyncIterator[Any]:
 
 
 async def answer(client: Any, tool: str, **arguments: object) -> dict[str, Any]:
-    """The answer of a tool that succeeds."""
+    """The result of a tool call that succeeds."""
     found = await client.call_tool(tool, arguments)
     assert not found.is_error, found.content
     record: dict[str, Any] = found.structured_content
@@ -48,7 +48,7 @@ async def answer(client: Any, tool: str, **arguments: object) -> dict[str, Any]:
 
 
 async def error(client: Any, tool: str, **arguments: object) -> str:
-    """The sentence of a tool that fails."""
+    """The error message of a tool call that fails."""
     found = await client.call_tool(tool, arguments)
     assert found.is_error, found.structured_content
     text: str = found.content[0].text

@@ -1,4 +1,4 @@
-"""Mirrors of a live run, read back with the library of each receiving program."""
+"""Mirrors a live run to other programs, and reads the result back with each program's own library."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ def merged(files: dict[int, Path], out: Path) -> list[dict[str, Any]]:
 
 
 def test_ranks_become_processes_on_one_clock(tmp_path: Path) -> None:
-    """The ranks have equal process numbers and flows, and different reference times."""
+    """The ranks' traces have the same process id and different reference times."""
     flow = {"ph": "s", "pid": 70, "tid": 7, "ts": 5.001, "id": 1, "name": "flow"}
     place = {"cockpit": {"rank": 1, "coords": {"pp": 1, "tp": 0}}}
     files = {

@@ -1,4 +1,4 @@
-"""The window of a long list: it follows the newest item, keeps its place, and shows short lists whole."""
+"""The visible part of a long list: it follows the newest item, keeps its position, and shows a short list in full."""
 
 from collections.abc import Callable
 from typing import Any

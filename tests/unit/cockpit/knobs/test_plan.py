@@ -1,4 +1,4 @@
-"""The what-if without a screen: legal changes of a layout, the fit to measured steps, and the worker's thread."""
+"""What-if planning without a screen: legal changes of a layout, the fit to measured steps, and the worker thread."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Title, bell and notifications of the terminal."""
+"""The terminal's title, bell and notifications."""
 
 import pytest
 

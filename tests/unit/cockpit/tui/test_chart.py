@@ -1,4 +1,4 @@
-"""Charts: no spike is lost, no line crosses missing steps, values off the scale are marked, and labels are true."""
+"""Charts: no spike is lost, no line crosses missing steps, values off the scale are marked, and labels are correct."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How layers and experts share the cells of the map of experts."""
+"""How layers and experts share the cells of the expert map."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tracks of a pipeline: exact widths at every zoom, uncut numbers, idle cells and the ruler."""
+"""The tracks of the pipeline screen: exact widths at every zoom, numbers in full, idle cells and the ruler."""
 
 import pytest
 from hypothesis import given

@@ -202,7 +202,7 @@ def test_a_new_run_in_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> No
 
 
 def test_resume_from_elsewhere_into_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> None:
-    """The run would prune the checkpoints in the folder."""
+    """Otherwise the run would prune the checkpoints that are already in the folder."""
     for run in ("a", "b"):
         save(tmp_path / run / "checkpoints", 2)
     with pytest.raises(

@@ -88,7 +88,8 @@ def test_no_file_is_unpickled(folder: Path, tmp_path: Path, group: None, name: s
 
 
 def change(folder: Path, key: str, value: Any) -> None:
-    """Set a field of the first chunk of the first tensor, or of the first tensor."""
+    """Set a field in the index entry of the embedding weight: in its first chunk if that has the field, else in the
+    entry itself."""
     index = json.loads((folder / INDEX).read_text())
     stored = index["model.embedding.weight"]
     where = stored["chunks"][0] if key in stored["chunks"][0] else stored

@@ -33,7 +33,7 @@ def tokens() -> Tensor:
 
 
 def ours(folder: Path) -> Stage:
-    """The model of a checkpoint in this process."""
+    """The model of a checkpoint, loaded in this process."""
     checkpoint = read(folder)
     model = checkpoint.manifest.layout.model
     meter = Meter(model.prediction_layers.stop, model.moe.experts if model.moe else 0)
@@ -217,8 +217,8 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
 
 
 def with_prediction(folder: Path) -> Any:
-    """A random DeepSeek-V3 with a module of multi-token prediction, in the names of DeepSeek's release. Returns the
-    model of transformers, which has no such module."""
+    """Save a random DeepSeek-V3 with a multi-token prediction module, under the tensor names of DeepSeek's release.
+    Returns the transformers model, which has no such module."""
     from safetensors.torch import load_file, save_file
 
     model, path = saved_model("deepseek_v3", folder, num_nextn_predict_layers=1), folder / "model.safetensors"
@@ -307,7 +307,8 @@ def test_refuses_multi_token_prediction_with_a_head_of_its_own(tmp_path: Path) -
 
 
 def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
-    """Refused: a trained bias on expert selection, and a model that combines parts that no single architecture has."""
+    """An export is refused if a bias on expert selection has been trained, or if no single architecture has all the
+    parts of the model."""
     saved_model("mixtral", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run", ["model.moe.balance=bias"])
     export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")  # all biases are 0

@@ -117,7 +117,7 @@ def test_written_files_have_their_checksums(tmp_path: Path, group: None) -> None
 
 
 class Operator(Agent):
-    """An agent that proposes one change after the other and collects the acks."""
+    """An agent that proposes one change after another and collects the acks."""
 
     def __init__(self, *asked: Changes) -> None:
         super().__init__(None, lambda: (0, "", 0.0))

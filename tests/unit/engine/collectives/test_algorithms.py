@@ -1,4 +1,5 @@
-"""Every algorithm is exact for any size, number of ranks and dtype, in its stated order, and sends the stated bytes."""
+"""Every collective algorithm computes the exact result in its stated order of additions, for any size, number of ranks
+and dtype, and sends the stated number of bytes."""
 
 from functools import reduce
 
@@ -27,7 +28,8 @@ def inputs(ranks: int, elements: int, dtype: torch.dtype = torch.float64) -> lis
 
 
 def ran(kind: str, name: str, given: list[Tensor], node: int | None = None) -> list[tuple[Tensor, Traffic]]:
-    """The buffer of each rank after the collective, and its traffic. The bytes are compared with the formula."""
+    """Run a collective, and check the bytes that each rank sends against the formula. Returns each rank's buffer
+    afterwards, and its traffic."""
 
     def work(port: Port) -> tuple[Tensor, Traffic]:
         x = given[port.rank].clone()
@@ -79,7 +81,7 @@ def test_any_ranks_and_any_size(
 @pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[1] != "hierarchical"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8])
 def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: int) -> None:
-    """If the buffer divides evenly, the rank with the longest chain of messages has the planner's cost."""
+    """If the buffer divides evenly, the maximum over the ranks equals the planner's numbers of steps and bytes."""
     elements = 840 * power_of_two(ranks)
     traffic = [one for _, one in ran(kind, name, inputs(ranks, elements))]
     found = cost(kind, name, ranks)
@@ -106,8 +108,8 @@ def test_hierarchical_bytes_by_level_are_those_of_the_planner(ranks: int, node: 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64, 100])
 def test_no_algorithm_sends_less_than_the_bandwidth_optimum(ranks: int) -> None:
-    """Patarasu and Yuan 2009, theorem 1: all ranks together send at least 2 (P-1) n in an all-reduce. A ring and, for
-    powers of two, halving-doubling send exactly this."""
+    """Patarasu and Yuan 2009, theorem 1: all ranks together send at least 2 (P-1) n in an all-reduce. A ring sends
+    exactly this minimum, and so does halving-doubling if P is a power of two."""
     elements = 64 * 100
     for name in names("all_reduce"):
         total = sum(sent_elements("all_reduce", name, rank, ranks, elements) for rank in range(ranks))

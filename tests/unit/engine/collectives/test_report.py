@@ -1,4 +1,5 @@
-"""Reports of `engine collectives` for given times, the files that it writes, and its refusals. Starts no ranks."""
+"""Reports of `engine collectives` for given times, the files that it writes, and its error messages. Starts no
+ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def seconds(name: str, size: int, ranks: int = 8) -> float:
 
 
 def measured(noise: float = 0.0) -> Measured:
-    """Three batches of each call; the second is longer and the third shorter by the share `noise`."""
+    """Three measured times for each call: the second is longer and the third shorter by the fraction `noise`."""
     factors = (1.0, 1 + noise, 1 - noise)
     return Measured(
         "gloo",
@@ -89,8 +90,8 @@ def test_noise_widens_the_interval_around_the_estimate() -> None:
 
 
 def test_sizes_of_the_crossover_are_those_of_the_formulas() -> None:
-    """Eight ranks: doubling takes 3 (alpha + n beta), halving-doubling 6 alpha + 2 7/8 n beta, so they are equal at
-    n = 3 alpha / (1.25 beta). A ring sends no less and takes more steps, so it is never chosen."""
+    """Eight ranks: doubling takes 3 (alpha + n beta), halving-doubling 6 alpha + 2 7/8 n beta, so they are equal at n =
+    3 alpha / (1.25 beta). A ring sends as many bytes as halving-doubling in more steps, so it is never chosen."""
     bands = [
         (band.algorithm, band.from_bytes, band.to_bytes) for band in report(SETTINGS, measured())[0].chosen
     ]

@@ -1,4 +1,4 @@
-"""Layouts: overrides, and one sentence for each mistake."""
+"""Layouts: overrides, and an error of one sentence for each mistake."""
 
 import os
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
     ],
 )
 def test_values_that_a_refusal_calls_legal_are_accepted(override: str, ways: list[str]) -> None:
-    """Each of these alternatives is listed in the refusal, and each one makes the layout legal."""
+    """The error message lists each of these alternatives, and each one makes the layout legal."""
     overrides = ["grid.ep=1", "knobs.micro_batches=2", *override.split()]
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, overrides)

@@ -1,4 +1,4 @@
-"""Layouts that only the planner supports: refusals of `engine run`, counts, and digests."""
+"""Layouts that only the planner supports: the errors of `engine run`, parameter and FLOP counts, and digests."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The text of a layout, its refusals, and the nearest smaller layout."""
+"""The text form of the settings that a re-layout changes, its error messages, and the nearest smaller layout."""
 
 import pytest
 

@@ -43,8 +43,8 @@ def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
 
 
 def test_first_stage_of_korthikanti() -> None:
-    """Section 4.3: the first stage of 1F1B keeps the activations of p micro-batches for L / p layers, as many as one
-    micro-batch for L layers."""
+    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers, which take as
+    much memory as one micro-batch's activations for all L layers."""
     job = replace(GPT3_JOB, grid=Grid(pp=8, tp=8))
     first = plan_memory(job).ranks[0].activations
     layers = 96 * layer_bytes(job)
@@ -87,7 +87,7 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The highest sum of weights of the micro-batches in flight, computed action by action."""
+    """The peak of the summed weights of all micro-batches in flight, found by stepping through the actions."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):
@@ -173,8 +173,8 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
 
 
 def test_what_all_ranks_hold_at_least() -> None:
-    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO 3 each rank also
-    holds all gathered weights, below ZeRO 2 all gradients."""
+    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO stage 3 each rank
+    also holds all gathered weights; below stage 2 it also holds all gradients."""
     layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
     job = Job.of(layout)
     size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4

@@ -1,4 +1,4 @@
-"""Compares the planned peak memory of a rank with the live storages of the trainer's steps in a single process."""
+"""Compares a rank's planned peak memory with the tensor storages alive during training steps in a single process."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Compares the planned bytes that a forward saves for backward with the storages that a forward leaves alive."""
+"""Compares the bytes that the planner expects a forward pass to save for backward with the storages that a forward pass
+leaves alive."""
 
 import pytest
 import torch

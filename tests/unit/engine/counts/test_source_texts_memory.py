@@ -1,9 +1,9 @@
-"""Recomputes the numbers on parameters, memory and FLOPs in the source texts.
+"""Recomputes the parameter, memory and FLOP counts in the source texts.
 
 The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
 of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
-right number and the reason.
+"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner. WRONG lists those that do not,
+each with the correct number and the reason.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def gpt3_sample() -> float:
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a source text: its section, its value, the planner's value, and the relative tolerance, because the
-    text rounds."""
+    """A number in a source text: its section, its value, the planner's value, and a relative tolerance that allows for
+    the text's rounding."""
 
     where: str
     said: float
@@ -135,7 +135,7 @@ RIGHT = [
 
 
 def experts_used(model: Transformer) -> float:
-    """Number of experts of a layer that a token uses, computed from total and active parameters."""
+    """Number of experts per layer that a token uses, computed from total and active parameters."""
     held = by_part(model)["experts"]
     return 8 * (held - (total(model) - active(model))) / held
 
@@ -280,7 +280,8 @@ def test_configuration_of_deepseek_v2() -> None:
 
 
 def test_activations_of_7b_take_50_to_200_gb() -> None:
-    """D 1.2, figure: this is true for 3 to 8 sequences of 2,048 tokens without recompute and with unfused attention."""
+    """D 1.2, figure: 50 to 200 GB is right for 3 to 8 sequences of 2,048 tokens, without recompute and with unfused
+    attention."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
@@ -315,8 +316,8 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """D 6.2 and A: a token takes 6 N FLOPs. For GPT-3 this is exact if N leaves out the embedding lookups and causal
-    attention adds 6 s h for each layer."""
+    """D 6.2 and A: training takes 6 N FLOPs per token. For GPT-3 this is exact if N leaves out the embedding lookups
+    and causal attention adds 6 s h for each layer."""
     parts = by_part(models.GPT3)
     matrices = parts["mixer"] + parts["dense"] - 96 * 9 * 12288 + parts["embedding"] - 2048 * 12288
     assert token_flops(models.GPT3, 2048) == 6 * matrices + 6 * 96 * 2048 * 12288

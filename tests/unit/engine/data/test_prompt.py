@@ -1,4 +1,4 @@
-"""[sample] in a layout: the prompt as tokens, and refusals in one sentence."""
+"""The [sample] table of a layout: the prompt as tokens, and errors in one sentence."""
 
 import json
 from pathlib import Path

@@ -189,7 +189,7 @@ def test_illegal_keys(overrides: list[str], sentence: str) -> None:
 
 
 def small_tokenizer(path: Path, end: str = "</s>") -> Path:
-    """A tokenizer.json with whole words, as the library writes it."""
+    """Write a tokenizer.json with a vocabulary of whole words, as the `tokenizers` library saves it."""
     library: Any = pytest.importorskip("tokenizers", reason="the extra `data` is not installed")
     words = {"<unk>": 0, end: 1, "to": 2, "be": 3, "or": 4, "not": 5}
     tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token="<unk>"))

@@ -30,7 +30,7 @@ print((resident() - before) / OWN_PAGES)
 
 
 def kept(mode: str) -> float:
-    """Number of blocks, of 8 freed ones, whose memory a process keeps."""
+    """Of 8 freed blocks, the number whose memory the process keeps."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     return float(ended.stdout)

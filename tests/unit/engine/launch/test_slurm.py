@@ -1,4 +1,4 @@
-"""Where the ranks of a Slurm job step meet, and whether Slurm has started a job again."""
+"""The rendezvous of a Slurm job step's ranks, and whether Slurm has started a job again."""
 
 import pytest
 

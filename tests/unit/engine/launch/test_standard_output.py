@@ -21,7 +21,7 @@ from engine.launch.processes.standard_output import (
 
 @contextmanager
 def stdout(descriptor: int) -> Iterator[StandardStream]:
-    """Replace `sys.stdout` by a `StandardStream` that writes to `descriptor`."""
+    """Replace `sys.stdout` with a `StandardStream` that writes to `descriptor`."""
     before, python = os.dup(STDOUT), sys.stdout
     os.dup2(descriptor, STDOUT)
     os.close(descriptor)
@@ -35,7 +35,7 @@ def stdout(descriptor: int) -> Iterator[StandardStream]:
 
 
 def broken_pipe() -> int:
-    """A pipe that its reader has closed."""
+    """The write end of a pipe whose read end is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

@@ -1,4 +1,4 @@
-"""Settings of torch before a run: flight recorder, determinism, time-outs."""
+"""The PyTorch settings that are made before a run: flight recorder, determinism, timeouts."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Forms of operations that are faster on a CPU than torch's own: their values and gradients equal those of torch."""
+"""Implementations of operations that are faster on a CPU than PyTorch's: their values and gradients equal PyTorch's."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_softmax(width: int) -> None:
 
 
 def plain(x: Tensor, table: Tensor) -> Tensor:
-    """The rotation of pairs, one half of a head after the other."""
+    """The plain rotary embedding: it rotates pairs that take one element from each half of a head."""
     cos, sin = table[0, ..., : x.shape[-1] // 2], table[1, ..., x.shape[-1] // 2 :]
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

@@ -1,4 +1,5 @@
-"""Compares the model with a plain implementation of its formulas, and dropped pairs with a count in a loop."""
+"""Compares the model with a plain implementation of its formulas, and its dropped pairs with a count in a plain
+loop."""
 
 import math
 from collections import Counter
@@ -214,7 +215,8 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
 
 
 def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
-    """If the forward copied weights, each micro-batch would save the copy for backward, for any number of tokens."""
+    """If the forward pass copied weights, each micro-batch would save the copies for backward, however few its
+    tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
     stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
@@ -269,7 +271,7 @@ def test_the_loss_takes_a_chunk_of_tokens_at_a_time(
 
 
 def test_a_second_backward_of_the_loss_is_refused() -> None:
-    """The first backward has overwritten the logits."""
+    """The first backward pass has overwritten the logits."""
     logits = torch.randn(2, 5, 16, requires_grad=True)
     loss = cross_entropy(logits * 1.0, torch.zeros(2, 5, dtype=torch.int64), Axis("tp", None, Meter()))
     loss.backward(retain_graph=True)

@@ -39,13 +39,13 @@ def stage(layout: Layout) -> Stage:
 
 @pytest.fixture
 def text() -> Tensor:
-    """Sequences of 24 tokens, each with the token after its end."""
+    """Sequences of 24 tokens, each followed by one more token, its last target."""
     return torch.randint(0, 256, (3, 25), generator=torch.Generator().manual_seed(5))
 
 
 def plain_losses(stage: Stage, text: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the main losses, and the mean over the layers of the sums of their losses. Each layer gets only the
-    positions that have a further token."""
+    """The main loss summed over all positions, and the mean of the prediction layers' losses, each summed over its
+    positions. Layer k omits the last k positions, which have no token k + 1 positions ahead."""
     p = dict(stage.named_parameters())
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -85,7 +85,7 @@ def test_equals_a_plain_implementation(stage: Stage, text: Tensor) -> None:
 
 
 def test_without_targets_only_the_next_token_is_predicted(stage: Stage, text: Tensor) -> None:
-    """Validation and generated text skip the layers of multi-token prediction."""
+    """Validation and text generation skip the multi-token prediction layers."""
     targets = further_targets(text[:, 1:], 2)
     with torch.no_grad():
         logits, all_logits = stage(text[:, :-1]), stage(text[:, :-1], None, targets)

@@ -1,4 +1,4 @@
-"""The interface for the user's own model: loading, refusals, initial values, planning and knobs. The parity cases
+"""The interface for the user's own model: loading, error messages, initial values, planning and knobs. The parity cases
 `gpt ...` train such a model."""
 
 import json
@@ -161,7 +161,8 @@ def test_initial_values_depend_on_name_and_seed() -> None:
 def test_other_peoples_files_and_messages_run_no_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The layout of a checkpoint, of a relayout and of rank 0's message does not choose which module is imported."""
+    """A layout from a checkpoint, from a re-layout or from rank 0's message does not decide which module is
+    imported."""
     foreign = layout("model.implementation=foreign_module:Name")
     with pytest.raises(LayoutError, match="is not the built-in model; legal for engine sample: transformer"):
         sampling_layout(foreign, [])

@@ -1,4 +1,4 @@
-"""Compares routers, drops, balancing and shared experts with plain loops over tokens that follow the papers."""
+"""Compares routers, token drops, load balancing and shared experts with plain loops over tokens, as in the papers."""
 
 import math
 from collections.abc import Iterator

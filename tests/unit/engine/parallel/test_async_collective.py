@@ -93,9 +93,8 @@ class Recorder:
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If FSDP2 asks for an asynchronous gather, it does so on the compute stream, which a blocking gather would stop.
-    If it asks for a blocking gather, a returned work would make FSDP2 treat the gather as asynchronous and skip the
-    event of FSDP2's stream."""
+    """FSDP2 requests an asynchronous gather on the compute stream, which a blocking gather would stall. If it requests
+    a blocking gather, no work handle may be returned: FSDP2 would then skip the wait for its own streams."""
     recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
     axis.size = 2
     out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()

@@ -1,4 +1,4 @@
-"""Compressed reductions over replicas that are threads: against a reference in one process, over several steps."""
+"""Compares compressed gradient reductions over replicas that are threads with a reference, over several steps."""
 
 from collections.abc import Callable
 from math import prod
@@ -140,8 +140,8 @@ def test_sums_and_residuals_equal_those_of_one_process(method: Method) -> None:
 
 @pytest.mark.parametrize("method", LOSSY)
 def test_no_part_of_a_gradient_is_lost(method: Method) -> None:
-    """Over all steps, the reduced gradients and the last residuals add up to the gradients. A loss scale has no effect:
-    residuals are in units of the true gradient."""
+    """Over all steps, the reduced gradients and the last residuals add up to the gradients. The loss scale has no
+    effect, because residuals are kept in units of the unscaled gradient."""
     for scale in (1.0, 1024.0):
         ranks = on_each(P, lambda axis, scale=scale: run(axis, values_of(method), gradients, scale))
         given = torch.stack([sum(gradients(rank)) for rank in range(P)]).sum(0)
@@ -200,7 +200,7 @@ def test_bytes_equal_the_formula(method: Method) -> None:
 
 
 def test_threshold_sends_the_elements_above_the_bound() -> None:
-    """The message of every replica is as long as the longest one: 8 bytes an element, and 8 bytes for each number of
+    """Every replica's message is as long as the longest one: 8 bytes per element, plus 8 bytes for the number of
     elements."""
     values = values_of("threshold", min_elements=500)
     ranks = on_each(P, lambda axis: run(axis, values, lambda rank: gradients(rank, torch.float32)[:1]))

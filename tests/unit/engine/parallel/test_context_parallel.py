@@ -33,7 +33,7 @@ def inputs(B: int, H: int, G: int, W: int, dtype: torch.dtype = torch.float64) -
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
-    """Output and gradients of q, k and v."""
+    """The attention output, and the gradients of q, k and v, as PyTorch computes them."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     out = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
@@ -59,7 +59,7 @@ def test_equals_torch_on_the_whole_sequence(method: str, cp: int, H: int, G: int
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
-    """Output and gradients of attention to the newest `window` keys, computed with all scores and a mask."""
+    """Output and gradients of attention to the newest `window` keys, computed from all attention scores and a mask."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
     scores = leaves[0] @ keys.mT / q.shape[-1] ** 0.5
@@ -89,7 +89,7 @@ def test_a_window_over_ulysses(window: int, cp: int, H: int, G: int) -> None:
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 @pytest.mark.parametrize("width", [8, 24])
 def test_values_of_another_width(method: str, width: int) -> None:
-    """As in latent attention, values are narrower or wider than queries and keys."""
+    """Values have a smaller or larger head dimension than queries and keys, as in latent attention."""
     q, k, _, _ = inputs(2, 4, 4, 32)
     v, grad = (torch.randn(2, 4, 32, width, dtype=torch.float64) for _ in range(2))
 
@@ -169,7 +169,7 @@ def test_a_ring_covers_the_causal_mask_exactly(cp: int) -> None:
 
 @pytest.mark.parametrize("cp", [2, 3, 4])
 def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the pairs of a query and a key that reach the kernels, forward and backward."""
+    """Counts the (query, key) pairs that reach the kernels in forward and backward."""
     work: Counter[tuple[int, str]] = Counter()
     S = 8
 

@@ -1,5 +1,5 @@
-"""Attention within documents: results for packed sequences equal those of the documents run one by one, in every form
-of attention."""
+"""Attention within documents: for every form of attention, the results for packed sequences equal those of running
+each document by itself."""
 
 from itertools import pairwise
 
@@ -76,7 +76,7 @@ def test_a_packed_sequence_equals_its_documents_one_by_one(name: str, reset: boo
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int | None = None) -> list[Tensor]:
-    """Output and gradients, computed with all scores."""
+    """Output and gradients, computed from the full matrix of attention scores."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
     at = torch.arange(q.shape[2])
@@ -90,7 +90,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int | None = 
 def flex_by_hand(
     q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, enable_gqa: bool, return_aux: AuxRequest
 ) -> tuple[Tensor, AuxOutput]:
-    """The result of flex attention, computed with all scores."""
+    """The result of flex attention, computed from the full matrix of attention scores."""
     assert enable_gqa and return_aux.lse
     (B, H, Q, _), K = q.shape, k.shape[2]
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
@@ -104,7 +104,7 @@ def flex_by_hand(
 
 @pytest.mark.exhaustive
 def test_flex_attention_under_its_block_mask() -> None:
-    """The test has no gradients, because torch has no backward of flex attention on a CPU."""
+    """Compares outputs but no gradients, because PyTorch has no CPU backward for flex attention."""
     q, k, v, _ = inputs(2, 4, 2, W, torch.float32)
     at = torch.arange(W)
     mask = visible_blocks(Positions(at, at, STARTS))

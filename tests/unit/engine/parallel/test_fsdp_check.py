@@ -1,5 +1,5 @@
-"""`probe` refuses a version of torch whose FSDP2 reduces gradients differently. The tests run one rank in this
-process."""
+"""`probe` refuses a version of torch whose FSDP2 reduces gradients differently from what the engine expects. The tests
+run one rank in this process."""
 
 from collections.abc import Iterator
 from pathlib import Path

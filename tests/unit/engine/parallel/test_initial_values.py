@@ -1,4 +1,5 @@
-"""Initial values do not depend on how a parameter is split, and a shard needs no memory for the rest of it."""
+"""Initial values do not depend on how a parameter is split, and making a shard needs no memory for the whole
+parameter."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Tests of advice: the bottleneck with its evidence, and the order of the recommended changes."""
+"""Tests the planner's advice: the bottleneck with its evidence, and the order of the recommended changes."""
 
 import pytest
 

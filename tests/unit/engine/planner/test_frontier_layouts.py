@@ -1,4 +1,4 @@
-"""Tests that each published layout loads, has the published number of parameters, and fits into its machine."""
+"""Tests that each published layout loads, has the published number of parameters, and fits its machine's memory."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Compares the split of layers into stages with all possible splits, and tests the weight of the head."""
+"""Compares the split of layers into stages with all possible splits, and tests the weights of layers and head."""
 
 from itertools import combinations, pairwise
 

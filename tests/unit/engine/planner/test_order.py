@@ -1,4 +1,4 @@
-"""Tests of the order of two layouts: when it is certain, how the limits are calibrated, and published pairs."""
+"""Tests when it is certain which of two layouts is faster, how the limits are calibrated, and published pairs."""
 
 from dataclasses import replace
 from math import log
@@ -19,7 +19,7 @@ ONE = {"compute": 0.8, "tp": 0.2}
 
 
 def times(ratio: float) -> dict[str, float]:
-    """Phases of a step that takes `ratio` seconds, with more computation but no exchange."""
+    """The phase times of a step that takes `ratio` seconds, all of them computation."""
     return {"compute": ratio, "tp": 0.0}
 
 

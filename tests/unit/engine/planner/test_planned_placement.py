@@ -1,4 +1,5 @@
-"""Maps of experts to ranks: each map is a permutation, the maximum load does not grow, and known optima are found."""
+"""Planned expert placements: each is a permutation of the experts, the maximum load does not grow, and known optima are
+found."""
 
 from itertools import combinations
 
@@ -22,7 +23,7 @@ from engine.planner.expert_placement import (
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Map, Sent]:
-    """Random maps with random counts, [ranks, experts]."""
+    """A random placement of the experts, and random (token, expert) pair counts of shape [ranks, experts]."""
     ranks, per_rank = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     experts = ranks * per_rank
     now = draw(st.permutations(range(experts)))

@@ -1,4 +1,4 @@
-"""Tests of the fit of the planner's times to a run: it recovers known factors, and gives intervals for changes."""
+"""Tests that fitting the planner's times to a run recovers known factors, and gives intervals for changes."""
 
 import numpy as np
 import pytest

@@ -49,8 +49,8 @@ class Recorded:
 
 
 def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, int]]]:
-    """The order in which torch's single-stage schedule runs actions. (The order that torch prints for 1F1B differs from
-    this order by one micro-batch.)"""
+    """The order in which PyTorch's single-stage schedule runs actions. (The order that PyTorch prints for 1F1B differs
+    from this order by one micro-batch.)"""
     stage = Recorded(rank, p)
     schedule = TORCHS[name](stage, m, loss_fn=lambda output, target: output, scale_grads=False)
     schedule._stage_forward_initialized = schedule._stage_backward_initialized = True
@@ -59,7 +59,7 @@ def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, in
 
 
 def several(name: str, p: int, v: int, m: int) -> dict[int, list[list[tuple[str, int, int]]]]:
-    """The order in which the runtime of torch's multi-stage schedules runs actions."""
+    """The order in which PyTorch's multi-stage schedules run actions."""
     stages = [
         SimpleNamespace(
             num_stages=p * v,

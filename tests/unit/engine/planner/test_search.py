@@ -1,4 +1,4 @@
-"""Tests of the search for layouts: comparison with full plans of all choices, published grids, explanations."""
+"""Tests of the layout search: comparison with full plans of all choices, published grids, explanations."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_results_are_legal_and_fit(name: str, ranks: int) -> None:
 
 def test_the_published_grid_of_deepseek_v3_is_near_the_best() -> None:
     """The best layout has pipelines of 16 ranks and data parallelism of 128, as published. The best ep is 32 or 16
-    instead of the published 64, because this needs less communication, as the explanation states."""
+    instead of the published 64: as the explanation states, a smaller ep needs less communication."""
     layout = load(FRONTIER / "deepseek-v3.toml")
     found = search(layout, 2048)
     best = found.best[0]

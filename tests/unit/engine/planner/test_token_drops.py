@@ -1,4 +1,5 @@
-"""Compares the expected number of dropped pairs at a capacity with simulated tokens that choose experts at random."""
+"""Compares the expected number of (token, expert) pairs dropped at a capacity with a simulation in which tokens choose
+experts at random."""
 
 import numpy as np
 import pytest

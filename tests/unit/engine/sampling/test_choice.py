@@ -1,4 +1,4 @@
-"""Compares the probabilities of the next token with a plain reference, and tests the draws from them."""
+"""Compares the next-token probabilities with a plain reference implementation, and tests sampling from them."""
 
 import math
 

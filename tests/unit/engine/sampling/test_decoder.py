@@ -1,4 +1,5 @@
-"""With a cache, logits equal those of the full forward for every kind of model. The cache's size equals the formula."""
+"""With a cache, logits equal those of a full forward pass for every kind of model. The cache has the size that the
+formula gives."""
 
 from collections.abc import Iterator
 

@@ -54,7 +54,7 @@ def machine() -> Hardware:
 
 
 class Run:
-    """A simulated run with methods that make steps and change knobs."""
+    """A simulated run with methods to run steps and to change knobs."""
 
     def __init__(self, layout: Layout | None = None, scenario: str | Scenario = "", seed: int = 1):
         self.layout = layout or small()

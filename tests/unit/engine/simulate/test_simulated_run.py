@@ -1,4 +1,5 @@
-"""Tests of `engine simulate` as a process with its hub: knob changes, loss of the hub, refusals, the SIMULATED mark."""
+"""Tests of `engine simulate` as a process with its hub: knob changes, a killed hub, error messages, the SIMULATED
+mark."""
 
 import json
 import os

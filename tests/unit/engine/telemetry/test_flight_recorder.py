@@ -1,4 +1,4 @@
-"""The sentence on the newest collectives of a process."""
+"""The sentence about a process's newest collectives, from PyTorch's flight recorder."""
 
 import json
 from typing import Any

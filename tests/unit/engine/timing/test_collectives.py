@@ -1,5 +1,5 @@
-"""Tests of the closed-form costs of collectives against the literature and the source texts, and of properties for any
-size.
+"""Tests the closed-form costs of collectives against the literature and the source texts, and tests properties that
+hold for any size.
 
 The source texts are the texts that test_source_texts_communication.py lists.
 """
@@ -72,8 +72,8 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """Text D, section 5.3: the text's code computes n* = alpha / beta. The text's figure shows 2-5 KB for NVLink, which
-    is wrong."""
+    """Text D, section 5.3: the code computes the crossover size as n* = alpha / beta, which is right. The figure shows
+    2-5 KB for NVLink, which is wrong."""
     link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "text")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 
@@ -99,7 +99,7 @@ def test_domains_of_a_group(ranks: int, stride: int, found: tuple[int, int]) -> 
 
 
 def test_a_node_with_more_ranks_of_the_group_has_more_ways_out() -> None:
-    """A group of all ranks of a node uses its eight network cards, a group of every eighth rank only one."""
+    """A group with all ranks of a node uses the node's eight network cards; a group with every eighth rank uses one."""
     whole, one = (collective_time("all_gather", 1e10, 64, stride, hardware("H100")) for stride in (1, 8))
     assert one / whole == pytest.approx(8, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""Tests of the time of host and device together, and of kernels that a framework release runs or does not run."""
+"""Tests the combined time of host and device, and which kernels a framework release runs."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_the_device_finishes_a_head_at_the_end_of_a_pass_that_the_host_limits() 
 
 
 def test_the_host_runs_ahead_while_the_device_computes_the_head() -> None:
-    """In a backward, the head comes first. Meanwhile the host launches the layers, so the device catches up."""
+    """The backward pass starts with the head. While the device computes it, the host launches the layers' kernels."""
     layers, head = Seconds(compute=1.0, launches=100), Seconds(compute=50.0, launches=1)
     seconds = step()._seconds([(head,), (layers,)])
     assert 101 <= seconds < 120

@@ -1,4 +1,4 @@
-"""Tests of predicted step times on CPU cores: counts of dispatched operations, shared cores, FSDP's exchanges."""
+"""Tests of predicted step times on CPU cores: counts of dispatched operations, shared cores, FSDP's collectives."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ WITHIN = 0.1  # relative tolerance of a count, because releases of torch differ
 
 
 def counted(layers: int, moe: Moe | None, recompute: str) -> tuple[int, int]:
-    """Number of operations that torch dispatches in a forward with loss and in a backward."""
+    """Number of operations that torch dispatches in a forward pass with the loss, and in a backward pass."""
     model = Model(layers=layers, d_model=16, heads=2, seq_len=8, vocab=16, moe=moe)
     meter = Meter(layers, moe.experts if moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)

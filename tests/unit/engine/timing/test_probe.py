@@ -1,4 +1,4 @@
-"""Tests of `engine probe` that start no ranks: line fits, TOML, times from measured collectives, refusals."""
+"""Tests of `engine probe` that start no ranks: line fits, TOML, times from measured collectives, error messages."""
 
 import tomllib
 from pathlib import Path
@@ -42,8 +42,8 @@ def test_an_exact_line_is_found(latency: float, slope: float) -> None:
 def test_one_disturbed_time_does_not_move_the_line(
     latency: float, slope: float, which: int, factor: float
 ) -> None:
-    """The smallest and the largest size are not disturbed, because the smallest alone may determine the latency and the
-    largest alone the slope."""
+    """The test never disturbs the smallest or the largest size, because the smallest alone may determine the latency
+    and the largest alone the slope."""
     points = [(size, latency + size * slope) for size in SIZES]
     points[which] = (points[which][0], points[which][1] * factor)
     line = fit(points)

@@ -1,5 +1,5 @@
-"""Recomputes the numbers on communication in the source texts: latency, bandwidth, crossover, CCR, ridges, bytes,
-times.
+"""Recomputes the communication numbers in the source texts: latency, bandwidth, crossover sizes, CCR, ridge points,
+bytes and times.
 
 The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
 of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
@@ -31,8 +31,8 @@ H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.pe
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a source text: its section, its value, the computed value, and the relative tolerance, because the
-    text rounds."""
+    """A number in a source text: its section, its value, the computed value, and a relative tolerance that allows for
+    the text's rounding."""
 
     where: str
     said: float
@@ -76,7 +76,7 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
-    """Bytes that a rank sends over dp in a step relative to the bytes of the model's layers, for many ranks. The
+    """Bytes that a rank sends over dp in a step, divided by the bytes of the model's layers, for many ranks. The
     embedding and the head are left out, as in the source text."""
     sent = []
     for layers in (2, 1):

@@ -1,4 +1,4 @@
-"""Compares wrong numbers on communication in the source texts with the right ones, and says why each is wrong. The
+"""Compares wrong communication numbers in the source texts with the correct ones, and says why each is wrong. The
 module `test_source_texts_communication.py` lists the source texts.
 """
 
@@ -159,7 +159,7 @@ def test_moe_sends_top_k_times_what_the_text_counts() -> None:
 
 
 def test_where_tp_belongs() -> None:
-    """D 9.4 and A 02: with tensor parallelism over NVLink GPT-3 is bound by compute, over InfiniBand by the network."""
+    """D 9.4 and A 02: with tensor parallelism, GPT-3 is compute-bound over NVLink and network-bound over InfiniBand."""
     job = Job(models.GPT3, 2048, 64, 1, Grid(pp=8, tp=8))
     inside = roofline(job, hardware("H100"))[0]
     assert inside.link.name.startswith("nvlink") and inside.regime == "compute"

@@ -171,7 +171,7 @@ def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
 
 
 def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_kernels() -> None:
-    """Bytes read and written for a logit by megatron/mpu/cross_entropy.py of Megatron-LM."""
+    """Counts the bytes that Megatron-LM's megatron/mpu/cross_entropy.py reads and writes per logit."""
     cast, maximum, subtract, exponential, total, divide = (2, 4), (4, 0), (4, 4), (4, 4), (4, 0), (4, 4)
     forward = cast, maximum, subtract, exponential, total, divide
     product, back = (4, 4), (4, 2)
@@ -188,7 +188,7 @@ def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_k
 def test_data_parallel_all_reduce_of_the_source_texts(
     parameters: float, bytes_each: int, seconds: float
 ) -> None:
-    """Text D, section 7.4: over many ranks an all-reduce of N bytes sends 2 N bytes, at 200 GB/s."""
+    """Text D, section 7.4: with many ranks, each rank sends nearly 2 N bytes at 200 GB/s to all-reduce N bytes."""
     many = 2 * (1023 / 1024) * parameters * bytes_each / 200e9
     assert many == pytest.approx(seconds, rel=0.05)
 

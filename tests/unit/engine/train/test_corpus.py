@@ -16,7 +16,7 @@ from tests.unit.engine.config.test_layout import DEMO
 
 
 class Control(Axis):
-    """A control axis on which the other ranks have the given corpora."""
+    """A fake control axis whose other ranks have the given corpora."""
 
     def __init__(self, *others: Corpus) -> None:
         self._others = others

@@ -11,7 +11,7 @@ from engine.train.batches.loader import HostBatch, Loader
 
 
 class Reads:
-    """Reads of batches; each read waits until the test releases it."""
+    """A fake batch reader; each read waits until the test releases it."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

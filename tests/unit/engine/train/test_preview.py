@@ -96,7 +96,8 @@ def test_measurements_take_precedence_over_simulation() -> None:
 
 
 def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
-    """Micro-batches change after every third measured step, so no stretch has enough steps."""
+    """The number of micro-batches changes every five steps, so no stretch with equal knobs has enough measured
+    steps."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     for step in range(30):
         its = {**board().values, "micro_batches": (4, 8)[step // 5 % 2]}
@@ -106,8 +107,8 @@ def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
 
 
 def test_the_bubble_of_uneven_steps_is_averaged_over_steps() -> None:
-    """In every other step, one of the two stages is slow. On average the stages are equal, but no step has the bubble
-    of equal stages."""
+    """In every other step, one of the two stages is slow. On average both stages are equally fast, but no step has the
+    bubble of equally fast stages."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(20):

@@ -1,5 +1,5 @@
-"""Previews on a simulated cluster, where the true effects are known: signs, intervals, memory, and checks in the
-log."""
+"""Previews on a simulated cluster, where the true effects are known: signs, intervals, memory, and the events that
+report whether a preview came true."""
 
 import pytest
 
@@ -16,7 +16,7 @@ STEPS = 14  # steps after each change, enough for settling and for the check
 
 
 class Flight:
-    """A simulated run whose previewer uses the description of a different machine than the simulated one."""
+    """A simulated run whose previewer has a hardware description that differs from the simulated machine."""
 
     def __init__(self, *overrides: str, believed: str = "A100-80", scenario: str = "") -> None:
         self.run = Run(small(*overrides), scenario)

@@ -1,4 +1,4 @@
-"""Predicted step times of knob values that were in force before, in a run whose level drifts."""
+"""Predicted step times of knob values that were in force before, in a run whose step times drift with every value."""
 
 import numpy as np
 import pytest

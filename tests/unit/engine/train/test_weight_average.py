@@ -1,4 +1,4 @@
-"""The moving average of the weights equals that of torch, and leaves the weights as they are."""
+"""The moving average of the weights equals PyTorch's, and leaves the weights themselves unchanged."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ def test_importing_an_adapter_imports_no_other_library() -> None:
 
 
 def leading(loop: agents.Loop, changes: dict[str, Any]) -> list[Ack]:
-    """Make `changes` the pending command of a loop. Returns the list of its agent's acks."""
+    """Give the loop a fake agent whose pending command is `changes`. Returns the list that collects the acks."""
     acks: list[Ack] = []
     pending = Command(1, "id", changes, None)
     agent: Any = SimpleNamespace(
@@ -177,8 +177,8 @@ NAMES = (
 
 
 def rates(kind: str, scales: dict[int, float]) -> list[float]:
-    """The learning rate of each of 12 updates. `scales`: the updates after which the factor changes, with the new
-    factors."""
+    """The learning rate of each of 12 updates. `scales` maps the number of an update to the factor that is set after
+    it."""
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)

@@ -1,4 +1,4 @@
-"""Expert counts of torchtitan's MoE layers and DeepSpeed's, without these packages."""
+"""Expert counts from the MoE layers of torchtitan and DeepSpeed, tested without these packages."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.unit.agents.loop.test_loop import Sent  # noqa: E402
 
 
 class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
-    """A MoE layer of torchtitan: it adds its counts to a buffer in each forward."""
+    """A stand-in for torchtitan's MoE layer, which adds its expert counts to a buffer in each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

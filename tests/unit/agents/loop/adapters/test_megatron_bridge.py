@@ -1,6 +1,7 @@
-"""The callback for Megatron-Bridge without the package: a stand-in calls the events in the order of its `train`.
+"""Tests the Megatron-Bridge callback without the package: a stand-in calls it in the order of Megatron-Bridge's
+`train`.
 
-`tests/ranks/adapters/megatron_bridge` runs the package.
+`tests/ranks/adapters/megatron_bridge` tests it with the package.
 """
 
 import sys
@@ -20,7 +21,7 @@ EVENTS = {"on_train_start", "on_train_step_start", "on_train_step_end", "on_trai
 
 
 class Calculator(ModuleType):
-    """Megatron's number of micro-batches: of 2 samples each, on one rank."""
+    """A stand-in for Megatron's micro-batch calculator, with micro-batches of 2 samples on one rank."""
 
     value = 2
 
@@ -35,8 +36,8 @@ class Calculator(ModuleType):
 
 
 class Bridge:
-    """A training of Megatron-Bridge on one rank, without a model. `widths`: the micro-batches of each step; `saved`:
-    the steps after which it saved a checkpoint."""
+    """A stand-in for Megatron-Bridge's training on one rank, without a model. `widths`: number of micro-batches in each
+    step; `saved`: the steps after which it saved a checkpoint."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **dataset: Any) -> None:
         self.calculator = Calculator("megatron.core.num_microbatches_calculator")
@@ -80,7 +81,7 @@ class Bridge:
         self.saved: list[int] = []
 
     def train(self, steps: int) -> None:
-        """Train for some steps, unless the training ends before."""
+        """Train for some steps, unless the training ends earlier."""
         state = self.state.train_state
         for _ in range(steps):
             if state.step >= self.config.train.train_iters:

@@ -73,7 +73,7 @@ def here(monkeypatch: pytest.MonkeyPatch, far_runs: Path, tmp_path: Path) -> Non
 
 
 def on_path(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program `ssh` in front of the PATH."""
+    """Put a program `ssh` in the first folder of the PATH."""
     (folder / "bin").mkdir()
     program = folder / "bin" / "ssh"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -90,7 +90,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """OpenSSH's server on the loopback address, with its own keys. A parameter is added to its configuration."""
+    """OpenSSH's server on the loopback address, with its own keys. The fixture's parameter, if any, is appended to
+    `sshd_config`."""
     if SSHD is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs sshd and ssh-keygen (Debian: openssh-server)")
     if os.getuid() == 0 and not Path("/run/sshd").is_dir():

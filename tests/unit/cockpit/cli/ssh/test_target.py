@@ -1,4 +1,4 @@
-"""What an ``ssh://`` URL may contain, and the sentence for each failure of ssh."""
+"""What an ``ssh://`` URL may contain, and the error message for each way in which ssh can fail."""
 
 import pytest
 

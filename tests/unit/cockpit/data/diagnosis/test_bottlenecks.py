@@ -1,4 +1,4 @@
-"""The medians behind diagnoses without an alert."""
+"""The medians over ranks that a diagnosis uses when there is no alert."""
 
 import statistics
 

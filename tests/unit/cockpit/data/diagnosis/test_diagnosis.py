@@ -125,8 +125,8 @@ def test_a_loss_that_is_not_finite_is_bad() -> None:
 
 
 def test_stalls_and_stragglers_come_only_from_alerts_of_the_hub() -> None:
-    """The cockpit has no thresholds of its own for stalls and stragglers: without an alert, it does not report a long
-    pulse or a slow rank as a problem."""
+    """The cockpit has no thresholds of its own for stalls and stragglers: without an alert, it does not report a slow
+    rank, or a rank that has long been in one operation, as a problem."""
     store = store_with(FakeRun(oversubscribed=False), LONG)
     assert status_word(store)[0] == "LIVE" and "rank" not in diagnosis(store).sentence
     store.apply(STALLED)
@@ -186,7 +186,8 @@ def test_the_headline_names_the_state_of_the_rank(
 
 
 def test_a_long_badge_shortens_words_and_keeps_figures() -> None:
-    """On 80 columns, the loss and the coverage stay beside the longest badges and the mark of a simulation."""
+    """On 80 columns, the loss and the coverage stay visible beside the longest badges and the mark of a
+    simulated run."""
     store = store_with(FakeRun(oversubscribed=False, steps=15_000), NOTICE)
     hellos = [
         structs.replace(one, simulated=True, facts={**one.facts, "speed": 10})

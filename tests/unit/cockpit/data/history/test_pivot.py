@@ -1,4 +1,4 @@
-"""Mappings of many ranks as columns."""
+"""Tests that `pivot` converts the mappings of many ranks to one column per key."""
 
 from hypothesis import given
 from hypothesis import strategies as st

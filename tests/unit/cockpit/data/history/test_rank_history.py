@@ -1,4 +1,4 @@
-"""The history of ranks: what it keeps, its bounds, resumes, and the readings and rows made from it."""
+"""The rank history: what it keeps, its size limits, resumed runs, and the readings and rows derived from it."""
 
 import math
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ WORLD = 16
 
 
 def played(own_ms: dict[tuple[int, int], float], steps: int, world: int = WORLD) -> Store:
-    """A store with `steps` steps of 100 ms, in which each rank works for 50 ms, or as long as `own_ms` says for the
-    rank and step."""
+    """A store with `steps` steps of 100 ms. A rank's own time in a step is `own_ms[rank, step]`, or 50 ms without an
+    entry."""
     store = Store()
     store.apply(make_hello(rank, world) for rank in range(world))
     store.apply(

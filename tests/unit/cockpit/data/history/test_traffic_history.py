@@ -1,4 +1,4 @@
-"""The kept all-to-all matrices: exact sums, bounded memory, resumes, copies."""
+"""The history of all-to-all matrices: exact sums, bounded memory, resumed runs, copies."""
 
 import random
 from collections import Counter

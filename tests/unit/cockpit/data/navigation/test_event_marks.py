@@ -1,4 +1,4 @@
-"""Marks: their step, their kind, and the effect on a metric around them."""
+"""Event marks: their step, their kind, and the change of a metric around them."""
 
 from collections.abc import Iterator
 

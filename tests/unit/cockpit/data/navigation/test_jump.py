@@ -1,4 +1,4 @@
-"""The `:` prompt: the targets that texts name, and the messages for invalid texts."""
+"""The `:` prompt: which target each input names, and the messages for invalid input."""
 
 import pytest
 

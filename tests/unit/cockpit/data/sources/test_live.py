@@ -1,5 +1,4 @@
-"""A live source refuses requests of viewers even if no key binding stops them, and it follows a hub through its
-restart."""
+"""A live source rejects a viewer's requests even if no key binding blocks them, and reconnects to a restarted hub."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The history of the expert load in a replay at any position, and on a screen that is opened while the run is live."""
+"""The expert-load history at any position of a replay, and on a screen that is opened in the middle of a live run."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def record(step: int) -> Experts:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run with many short segments, in which expert 1 of layer 3 is dead from a step on."""
+    """A recorded run with many short segments, in which expert 1 of layer 3 is dead from step DEAD_FROM on."""
     path = tmp_path_factory.mktemp("runs") / "run"
     path.mkdir()
     updates = UpdateLog()

@@ -1,4 +1,5 @@
-"""The fit of an axis: it recovers known factors, and names what the steps do not determine."""
+"""The fit of an axis's time in collectives: it recovers known factors, and leaves out what the steps do not
+determine."""
 
 import random
 

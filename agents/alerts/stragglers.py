@@ -100,9 +100,9 @@ def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
 
 
 class Straggler:
-    """Detects a rank whose own time (step time without waiting) is longer than the own times of its peers. Peers have
-    the same pipeline stage and device type, so their work differs only in the load of their experts (`ExpertWork`). A
-    rank without peers is compared with its own baseline."""
+    """Detects a rank whose own time (step time without waiting) is longer than that of its peers. Peers have the same
+    pipeline stage and device type, so their work differs only in the load of their experts (`ExpertWork`). A rank
+    without peers is compared with its own baseline."""
 
     holds, releases = 3, 3
 

@@ -42,13 +42,13 @@ class Stopwatch:
     def measure(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, float]:
-        """Seconds that a call of each operation takes: the median over its batches. See `batches`."""
+        """Seconds per call of each operation: the median over its batches of calls. See `batches`."""
         return {key: median(found) for key, found in self.batches(makes, say).items()}
 
     def batches(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, list[float]]:
-        """Seconds that a call of each operation takes, in each of its batches. `makes`: by key, a function that
+        """Seconds per call of each operation, for each of its batches of calls. `makes`: by key, a function that
         prepares the operation and returns it.
 
         Each pass runs some batches of every operation, so that a disturbance of a few seconds affects a few batches of

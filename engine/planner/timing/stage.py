@@ -31,7 +31,7 @@ class Seconds:
 
 
 class Clock:
-    """Computes the time of lists of operations, for a job, its hardware and a framework release."""
+    """Computes how long a list of operations takes, for a job, its hardware and a framework release."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release

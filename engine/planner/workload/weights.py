@@ -91,9 +91,9 @@ def _layer_weights(D: int, scale: int, layer: Layer) -> tuple[Weight, ...]:
 def end_weights(model: Transformer) -> Ends:
     """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
 
-    Each further prediction projects the normalised hidden state and the embedding of the next token with a matrix [D, 2
-    D], then runs a layer and a norm. Multi-token prediction uses the model's embedding and head (DeepSeek-V3, arXiv
-    2412.19437, section 2.2).
+    Each module of multi-token prediction projects the normalised hidden state and the embedding of the next token with
+    a matrix [D, 2 D], then applies a layer and a norm. The modules use the model's embedding and head (DeepSeek-V3,
+    arXiv 2412.19437, section 2.2).
     """
     D, V, scale = model.d_model, model.vocab, model.norm_parameters
     embedding = [Weight("embedding", "embedding", (V, D), "rows")]

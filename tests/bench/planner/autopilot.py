@@ -259,7 +259,7 @@ def fly_once(job: Job, folder: Path, watcher: Watcher) -> tuple[list[dict[str, A
 
 
 def within(job: Job, watcher: Watcher) -> dict[str, list[Value]]:
-    """The values within the bounds that are legal now."""
+    """For each knob with bounds: the values that are within them and currently legal."""
     bounds = parse_bounds(job.within.split())
     knobs = value_knobs(watcher.client.state.board)
     return {knob.name: bounds.legal(knob) for knob in knobs if knob.name in bounds.names}

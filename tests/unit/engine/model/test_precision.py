@@ -1,4 +1,4 @@
-"""bf16: activations and gathered weights are rounded; weights, gradients, scores and loss are not."""
+"""bf16: activations and gathered weights are rounded; master weights, gradients, scores and loss stay in float32."""
 
 from collections.abc import Iterator
 from pathlib import Path

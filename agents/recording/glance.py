@@ -45,7 +45,8 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """Look at the end of a recording. Raises RecordingError if the recording does not exist or cannot be read."""
+    """Read only the end of a recording: its last step and loss, and whether the run ended. Raises RecordingError if the
+    recording does not exist or cannot be read."""
     with contextlib.closing(_Glance(path)) as recording:
         return recording.read()
 

@@ -2,7 +2,7 @@
 colours: the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are
 readable. The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced
 by the nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks
-differences with bold and reverse text.
+differences with bold and reverse video.
 """
 
 from dataclasses import dataclass, replace

@@ -3,9 +3,10 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agents.protocol.base import RunError
 from agents.rundir.bounded_read import read_ordinary
@@ -27,7 +28,7 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
     run: str
     epoch: str  # identifies the hub process
     endpoints: Endpoints
-    pid: int
+    pid: Annotated[int, Meta(gt=0)]
     wire: int  # the hub's wire version
     started_s: float
     host: str = ""  # the machine that the hub runs on

@@ -63,6 +63,11 @@ def context_from_environment(
         known = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
         rank, world, local_rank = _numbers(environ, known, "started by Slurm")
         local_world = slurm.tasks_on_this_node(environ, world)
+    elif alone := [name for name in ("RANK", "WORLD_SIZE") if name in environ]:
+        raise ValueError(
+            f"{alone[0]} = {environ[alone[0]]!r} is set without the other one of RANK and WORLD_SIZE; legal: both, as "
+            "torchrun sets them, or neither"
+        )
     else:
         return None
     if not (0 <= rank < world and 0 <= local_rank < local_world <= world):

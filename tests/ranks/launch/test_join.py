@@ -236,6 +236,8 @@ def test_context_from_environment(
         (TORCHRUN_ENVIRON | {"MASTER_PORT": "70000"}, "MASTER_PORT = 70000"),
         (TORCHRUN_ENVIRON | {"RANK": "8"}, "rank 8 of 8"),
         (_slurm(1) | MASTER | {"SLURM_NODEID": "3"}, "SLURM_NODEID = 3"),
+        ({"RANK": "1"}, "RANK = '1' is set without the other"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE = '4' is set without the other"),
     ],
 )
 def test_an_incomplete_environment_is_refused_in_one_sentence(

@@ -68,11 +68,13 @@ def test_an_unreachable_run_gets_one_sentence(tmp_path: Path, dead_pid: int) -> 
     (tmp_path / "bare").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "hub.json").write_text("[]")
+    add_run(tmp_path, "everyone", -1)  # to kill(2), all processes
     for target, sentence in {
         "dead": f"process {dead_pid}.* is not alive",
         "nowhere": "there is no run nowhere in .*; the runs there are: .*dead",
         "bare": "no hub serves the run .*no hub.json",
         "broken": "is not a hub file",
+        "everyone": "is not a hub file: Expected `int` >= 1",
         "http://host:80": "legal: ipc://DIRECTORY",
     }.items():
         with pytest.raises(RunError, match=sentence):

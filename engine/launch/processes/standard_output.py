@@ -23,19 +23,31 @@ APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLL
 
 class LogFile(io.FileIO):
     """The file ``engine.log``. The first failed write is reported on stderr, once for a process and all its forks.
-    Later output is still written if possible.
+    Later output is still written if possible, after a line that says how many bytes of this process are missing.
     """
 
     def __init__(self, path: Path):
         super().__init__(os.open(path, APPENDING, 0o666), "w")
         self.name = str(path)
         self.failed = mmap.mmap(-1, 1)
+        self._missing = 0
 
     def append(self, view: memoryview) -> None:
         """Write as much of `view` as the file accepts."""
+        gap = f"\n[{self._missing} bytes of output are missing here]\n".encode() if self._missing else b""
+        written = self._write_part(memoryview(gap + view))
+        if written >= len(gap):
+            self._missing = 0
+        self._missing += len(view) - max(0, written - len(gap))
+
+    def _write_part(self, view: memoryview) -> int:
+        """Write as much of `view` as the file accepts, and return the number of bytes written."""
+        done = 0
         try:
-            while view and (written := self.write(view)):  # a disk that is nearly full accepts a part
-                view = view[written:]
+            while done < len(view) and (
+                written := self.write(view[done:])
+            ):  # a nearly full disk accepts a part
+                done += written
         except OSError as error:
             if not self.failed[0]:
                 self.failed[0] = 1
@@ -43,6 +55,7 @@ class LogFile(io.FileIO):
                 # Not through `sys.stderr`, which may be the stream whose output is being written.
                 with suppress(OSError):
                     os.write(STDERR, f"cannot write {self.name}: {why}\n".encode(errors="backslashreplace"))
+        return done
 
 
 class StandardStream(io.FileIO):

@@ -1,10 +1,12 @@
 """The standard streams of a run and their copy in the run's folder."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,28 @@ def test_a_log_on_a_full_disk_is_reported_once(
         "cannot write /dev/full: No space left on device; the run continues, but output is missing there\n"
     )
     assert sorted(capfd.readouterr().err.splitlines(True)) == ["a warning\n", warning]
+
+
+class Disk(LogFile):
+    """A log on a disk with `room` free bytes."""
+
+    room = 4
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = memoryview(data)[: self.room]
+        self.room -= len(part)
+        return super().write(part)
+
+
+def test_the_log_says_where_output_is_missing(tmp_path: Path) -> None:
+    log = Disk(tmp_path / LOG)
+    for line, room in ((b"step 0\n", 4), (b"step 1\n", 0), (b"step 2\n", 999), (b"step 3\n", 999)):
+        log.room = room
+        log.append(memoryview(line))
+    gap = "\n[10 bytes of output are missing here]\n"
+    assert (tmp_path / LOG).read_text() == f"step{gap}step 2\nstep 3\n"
 
 
 def test_a_forked_process_shares_the_failure_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

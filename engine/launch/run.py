@@ -27,6 +27,7 @@ from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
 from engine.data.mixture import Text
 from engine.data.prompt import sample_prompt
+from engine.launch.processes.imports import without_collections
 from engine.launch.processes.local_ranks import launch
 from engine.launch.processes.torchrun import context_from_environment, join
 from engine.launch.restarts.decision import Attempt, Restarts
@@ -254,7 +255,8 @@ def _work(
     callbacks: Callbacks,
 ) -> None:
     """The work of one rank: train, and inform the launcher if the run continues in another layout."""
-    from engine.launch.rank_main import train
+    with without_collections():  # under torchrun and Slurm, this imports torch
+        from engine.launch.rank_main import train
 
     checkpoint = attempt.resumed.checkpoint
     if context.rank == 0:

@@ -19,6 +19,7 @@ from agents.rundir.hub_supervisor import hub_of, say
 from agents.transport.reach import Reach
 from engine.launch.processes.forked_rank import ParentConnection, flush
 from engine.launch.processes.forked_rank import run as run_forked
+from engine.launch.processes.imports import without_collections
 from engine.launch.processes.torchrun import REFUSED
 from engine.launch.supervision.failure import Outcome, report_failure
 from engine.launch.supervision.signals import Signals, StopNow
@@ -67,7 +68,7 @@ def launch(
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, hub_supervisor):
         try:
-            with signals.raising():
+            with signals.raising(), without_collections():
                 for module in preload:
                     importlib.import_module(module)
         except StopNow:

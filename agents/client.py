@@ -221,8 +221,9 @@ class Client:
         return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
     def collect_stacks(self, ranks: Sequence[int] = (), threads: bool = False) -> str:
-        """Request the Python stacks of `ranks`, or of all ranks; returns the query's id. When the answer in `stacks` is
-        complete, the id is in `stacks_collected`. `threads`: request all threads, not only the training thread."""
+        """Request the Python stacks of `ranks`, or of all ranks; returns the query's id. The answers arrive in
+        `stacks`; when they are complete, `stacks_collected` contains the query's id. `threads`: request all threads,
+        not only the training thread."""
         return self.request(StackQuery(os.urandom(8).hex(), list(ranks), threads))
 
     def request(self, request: Request) -> str:

@@ -41,9 +41,7 @@ class PendingRequests:
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due. Drop requests that were answered, refused, or repeated until their time
-        limit.
-        """
+        """Send the requests that are due. Drop requests that were answered or refused, or that have timed out."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request

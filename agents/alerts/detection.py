@@ -47,7 +47,7 @@ class Detection:
         self.problems: list[str] = []
 
     def learn(self, state: RunState, now_s: float) -> None:
-        """Let the detectors learn typical values from restored history. Findings in that history are ignored."""
+        """Let the detectors learn typical values from restored history; findings in the history are ignored."""
         for detector in self._detectors:
             # An error is not reported here: the detector fails again in `check`, which reports the failure.
             with contextlib.suppress(Exception):

@@ -1,10 +1,10 @@
 """The recorder: writes a run's updates to disk from its own thread.
 
 The recorder reads the update log as a client does. `follow` passes new updates to the thread, which compresses and
-writes them. If the thread falls behind, `follow` passes no updates until the thread's queue has room. If the log has
-dropped the next update by then, the recording has a gap and continues with a snapshot. A slow disk never delays the
-hub's loop. If the disk is full or broken, the recording stops, an event is logged, and writing is retried every
-`RETRY_S` seconds.
+writes them. If the thread falls behind, `follow` passes no updates until the thread's queue has room. If the update log
+drops an update before it is passed to the thread, the recording has a gap and continues with a snapshot. A slow disk
+never delays the hub's loop. If the disk is full or broken, the recording stops, an event is logged, and writing is
+retried every `RETRY_S` seconds.
 """
 
 import queue
@@ -104,8 +104,7 @@ class Recorder:
     # -------------------------------------------------------------------------------------------- the loop
 
     def follow(self) -> None:
-        """Pass new updates to the thread without waiting for it. At the start of a segment, this copies the whole
-        state."""
+        """Pass new updates to the thread without waiting for it. Copies the whole state whenever a segment begins."""
         now = time.monotonic()
         while not self._warnings.empty():
             self._log("warning", self._warnings.get())

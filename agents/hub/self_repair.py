@@ -36,7 +36,7 @@ class SelfRepair:
         return file
 
     def check(self) -> Iterator[LogLine]:
-        """Restore missing files and return lines for the run's log. If no file is missing, this only calls `stat`."""
+        """Restore missing files and return lines for the run's log. Calls only `stat` if no file is missing."""
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):

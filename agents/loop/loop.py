@@ -85,8 +85,8 @@ class Loop:
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
         `waits` is called with the new value at the end of a step. `waits` returns "" if the value may be applied now,
-        or else the reason why the change waits for a later step. All ranks must get the same result. If `waits` raises
-        ValueError, the change is refused.
+        or else the reason why the change waits for a later step. `waits` must return the same on all ranks. If `waits`
+        raises ValueError, the change is refused.
         """
         self._check_declaration(name)
         applied = partial(self._apply, name, apply)
@@ -159,9 +159,9 @@ class Loop:
             raise interrupt
 
     def collectives(self, recorder: Callable[[], str]) -> None:
-        """Set the function that describes this rank's newest collectives in one sentence. This sentence is sent with
-        the rank's stacks. `recorder` is called in a thread of the agent, only when stacks are collected, for example
-        while the loop hangs.
+        """Set the function that describes this rank's newest collectives in one sentence. The agent sends this
+        description with the rank's stacks. `recorder` is called in a thread of the agent, only when stacks are
+        collected, for example while the loop hangs.
         """
         self._agent.collectives(recorder)
 
@@ -303,7 +303,7 @@ def check_sendable(message: Message) -> None:
 
 
 def _log_exception(text: str) -> None:
-    """Log with the program's logging; errors raised by its handlers are ignored."""
+    """Log the current exception; errors raised by the program's logging handlers are ignored."""
     with suppress(Exception):
         log.exception("%s", text)
 

@@ -2,7 +2,7 @@
 that the vote uses.
 
 After each step the ranks exchange the measurements of that step, and the leader adds the pending command, if any. If
-there is a command, the ranks exchange a second time: each rank votes whether it can apply the change, and all ranks
+there is a command, the ranks exchange a second time: each rank votes on whether it can apply the change, and all ranks
 commit or none does. So a change takes effect between the same two steps on every rank, and rank 0 receives the metrics
 of all ranks. A commit calls the program's own code and may still fail. The rank on which the commit fails rejects the
 command, and its knobs then differ from those of the other ranks.
@@ -41,8 +41,8 @@ class RankStep(Struct, array_like=True, frozen=True):
 
 
 class Disagreement(Exception):
-    """The ranks can no longer change knobs together, because the exchange at the end of a step failed. The message says
-    why."""
+    """The ranks can no longer change knobs together, because the exchange at the end of a step failed. The message
+    gives the reason."""
 
 
 _decoder = msgspec.msgpack.Decoder(RankStep)

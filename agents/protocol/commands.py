@@ -131,7 +131,7 @@ class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of its state and at intervals in between.
 
     The ratio is the geometric mean of the step times after the change, divided by their geometric mean before the
-    change. `low` and `high` bound its 95 % confidence interval.
+    change. `low` and `high` are the bounds of the ratio's 95 % confidence interval.
     """
 
     id: TrialName

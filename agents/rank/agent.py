@@ -88,8 +88,8 @@ class Agent:
             self._link.preview = hook
 
     def collectives(self, recorder: Recorder) -> None:
-        """Set the function that describes the newest collectives in one sentence. This sentence is sent with the stacks
-        of this rank. `recorder` is called in a thread of the agent, while the training thread may hang.
+        """Set the function that describes the newest collectives in one sentence. The agent sends this description with
+        the stacks of this rank. It calls `recorder` in its own thread, possibly while the training thread hangs.
         """
         if self._link:
             self._link.stacks.recorder = recorder

@@ -1,9 +1,8 @@
 """The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all.
 
-A knob's legal values may depend on other knobs: the legal micro-batch counts depend on the schedule, for example. So a
-change is checked against the values that the board would have after the change. A change has two parts: `prepare`,
-which may refuse the change and builds what the new values need, and `commit`, which only puts the new values into
-effect.
+A knob's legal values may depend on other knobs: the legal micro-batch counts depend on the schedule, for example. So
+`check` covers all values that the board would have after the change. A change has two parts: `prepare`, which may
+refuse the change and builds what the new values need, and `commit`, which only puts the new values into effect.
 """
 
 import hashlib

@@ -190,9 +190,9 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks that must send their all-to-all bytes per destination rank in this step. If there are at most
-        `UNASKED` ranks, all ranks send this data every `EVERY` steps; otherwise, only the ranks whose data a client
-        requests.
+        """The ranks that must send their all-to-all bytes per destination rank in this step. With at most `UNASKED`
+        ranks, all ranks send these bytes every `EVERY` steps. Otherwise, only ranks whose bytes a client has requested
+        send them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

@@ -48,7 +48,7 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The final states of the last hub processes before `epoch` that had a leader, newest first.
+    """The final states of hub processes before `epoch`, newest first; processes without a leader are skipped.
 
     Raises RecordingError if the remaining states cannot be read, NothingRecordedError if nothing is recorded.
     """
@@ -83,7 +83,7 @@ class _Endings(Tables):
 
     @contextlib.contextmanager
     def _no_damage(self) -> Iterator[None]:
-        """Raise RecordingError if damage is found within the context. Damage found earlier, such as a torn log, is
+        """Context manager: raises RecordingError if its body finds damage. Damage found earlier, such as a torn log, is
         ignored.
         """
         known = len(self.damage)
@@ -103,7 +103,7 @@ class _Endings(Tables):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: Segment) -> Iterator[msgspec.Raw]:
-        """The updates of a segment whose kind is in `KINDS`, in order."""
+        """The updates of the kinds `KINDS` in a segment, in order."""
         for data in self._blobs(segment):
             for packed in updates_of(data, ROW_BYTES):
                 if checked_kind(packed) in KINDS:

@@ -29,8 +29,8 @@ class Moment(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a recording. To reach the position, read from segment `segment` on, and stop as soon as `beyond` is
-    true for the next moment.
+    """A position in a recording. To reach the position, read from segment `segment` on, and stop before the first
+    `Moment` for which `beyond` is true.
     """
 
     segment: int

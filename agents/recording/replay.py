@@ -44,7 +44,7 @@ class Replay:
 
     @property
     def next_s(self) -> float | None:
-        """The time of the next moment; None at the end of the recording."""
+        """The time of the next update or snapshot in the recording; None at the end."""
         return self._next.time_s if self._next else None
 
     def seek(self, place: Position) -> None:
@@ -65,7 +65,7 @@ class Replay:
         self.forward(place.beyond)
 
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
-        """Advance until `beyond` is true for the next moment; returns the applied updates in order.
+        """Advance until `beyond` is true for the next moment (`Moment`); returns the applied updates in order.
 
         If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain all
         changes.

@@ -60,8 +60,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """The packed updates `first` to `last`. `time_s` is the time of the last update, and `step` is the newest step that
-    has a summary."""
+    """One row of `feed`: the packed updates with the numbers `first` to `last`. `time_s` is the time of the last
+    update, and `step` is the newest step that has a summary."""
 
     segment: int
     first: int
@@ -256,8 +256,8 @@ class Tables:
         return None
 
     def check_rows(self) -> None:
-        """Check the columns of all rows. Call this before a query searches the rows for a position; later calls do
-        nothing.
+        """Check all rows: their checksums, their order and their number. Call this before a query searches the rows for
+        a position; later calls do nothing.
         """
         if self._all_checked:
             return

@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """The place of this process; None if its environment does not say which ranks share a node."""
+    """Where this process runs; None if its environment does not say which ranks share a node."""
     job = tuple(environ.get(name, "") for name in JOB)
     node = _first(environ, NODE) or "0"
     tasks = tasks_per_node(_first(environ, TASKS) or "")

@@ -44,7 +44,8 @@ def newest_live(runs_dir: Path) -> Run | None:
 
 
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
-    """The endpoints of a live run. `target` is its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
+    """The endpoints of a live run. `target` is the run's name in `runs_dir`, the run's folder, or an ``ipc://`` or
+    ``tcp://`` URL.
 
     An ipc URL gives the socket directory or a socket in that directory. `None` selects the newest live run. A hub on
     another machine is reached over TCP if its run folder is on a shared file system. Raises RunError if the run does
@@ -97,8 +98,8 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
 
 
 def find_folder(target: str, runs_dir: Path) -> Path:
-    """The folder of a run, live or ended. `target` is its name in `runs_dir` or its path. Raises RunError if the folder
-    does not exist, or if `target` is `runs_dir` or a folder above it."""
+    """The folder of a run, live or ended. `target` is the name of a folder in `runs_dir`, or a path. Raises RunError if
+    the folder does not exist, or if `target` is `runs_dir` or a folder above it."""
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
         above = folder is not None and not _has_run(folder) and _holds(folder, runs_dir)

@@ -17,8 +17,8 @@ FIELDS = ("now", "likely", "low", "high", "measured")
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity affected by one change. `now`: the value before the change; `likely`, `low`, `high`: the predicted
-    values; `measured`: the value after the change.
+    """The check of a preview for one quantity, after the change was applied. `now`: the value before the change;
+    `likely`, `low`, `high`: the predicted values; `measured`: the value after the change.
     """
 
     quantity: str

@@ -36,7 +36,8 @@ class Replica:
     def apply(self, frame: Updates, applied: list[Update]) -> bool:
         """Apply a frame and append its updates to `applied`; False if a snapshot is needed.
 
-        When a snapshot is complete, `applied` is emptied: `state.replay()` has the updates that rebuild the new state.
+        When a snapshot is complete, `applied` is cleared, because `state.replay()` returns the updates that rebuild the
+        new state.
         """
         done = (
             self._add_snapshot_frame(frame, applied) if frame.snapshot else self._apply_live(frame, applied)

@@ -138,8 +138,8 @@ def _are(group: StackGroup, plural: bool) -> str:
 
 def _odd(groups: list[StackGroup]) -> list[StackGroup]:
     """The groups that the other ranks wait for. Groups that do not wait themselves are chosen if they hold at most half
-    of the ranks. Failing that, the groups at the earliest step are chosen if they hold less than half of the ranks.
-    Failing that, all groups except the largest are chosen, or none if no single group is the largest."""
+    of the ranks. Otherwise, the groups at the earliest step are chosen if they hold less than half of the ranks.
+    Otherwise, all groups except the largest are chosen, or none if no single group is the largest."""
     busy = [group for group in groups if not group.waits]
     if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
         return busy
@@ -168,7 +168,7 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
     """The innermost function and the innermost line of the program's own code, as text. If another stack has the same
-    place, the result is the line where the two stacks diverge, with the function that is called there.
+    line, the result is the line where the two stacks diverge, with the function that is called there.
     """
     if not frames:
         return "no Python code"

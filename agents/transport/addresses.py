@@ -28,7 +28,7 @@ class Endpoints(Struct, frozen=True, omit_defaults=True):
 
     @property
     def paths(self) -> list[Path]:
-        """The files of the ipc sockets."""
+        """The paths of the ipc socket files."""
         urls = (self.ranks, self.clients, self.viewers)
         return [Path(url.removeprefix("ipc://")) for url in urls if url]
 

@@ -15,7 +15,7 @@ WATCHED, RUN, HUB = "COCKPIT_WRAP", "COCKPIT_WRAP_RUN", "COCKPIT_WRAP_HUB"
 
 
 def wrapped_environment(environ: Mapping[str, str], run: str | None, hub: str) -> dict[str, str]:
-    """The environment of the command. `run`: the name of the run; None: the name of the script."""
+    """The environment variables for the wrapped command. `run`: the name of the run; None: the name of the script."""
     if run is not None and not 0 < len(run) <= 64:
         raise RunError("a run's name has 1 to 64 characters")
     before = environ.get("PYTHONPATH")

@@ -1,5 +1,5 @@
-"""Implements the hooks of a process. The hooks measure the steps of the main optimizer, and report these steps once the
-process has joined a run.
+"""Implements the hooks of a wrapped process. The hooks measure the steps of the main optimizer, and report these steps
+once the process has joined a run.
 
 A process joins when an optimizer steps for the second time. So launchers, data loader workers and other processes that
 do not train never join. A separate thread joins the run, so the program does not wait for the hub.

@@ -21,8 +21,8 @@ RUNS: Completion = {  # names in the runs folder
 
 
 def completion(parser: ArgumentParser, shell: str) -> int:
-    """Print the completion script of a shell. The script completes the names of the engine's knobs; other training
-    loops have other knobs.
+    """Print the completion script of a shell. For knob names, the script offers only the engine's knobs, not those of
+    other training loops.
     """
     print_script(
         script(

@@ -64,8 +64,8 @@ def _call(words: list[str]) -> int:
 
 
 def _tunnel(options: Options) -> AbstractContextManager[None]:
-    """The context in which the command runs. For a run named by an ``ssh://`` URL, it is a tunnel to the run's
-    machine."""
+    """Context manager for the command: if the run is named by an ``ssh://`` URL, a tunnel to the run's machine;
+    otherwise it does nothing."""
     if not is_ssh(options.run):
         return nullcontext()
     from cockpit.cli.ssh.tunnel import tunnel_to

@@ -1,4 +1,4 @@
-"""Expert load as screens show it: a step and its loads, the worst experts, the capacity, and the ranks that hold an
+"""Expert load as screens show it: the loads of one step, the worst experts, the capacity, and the ranks that hold an
 expert."""
 
 import math
@@ -48,7 +48,7 @@ class Shown:
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
-        """The lowest and the highest figures of a layer at this step."""
+        """The statistics of a layer at this step, each as its lowest and its highest value."""
         frames = self.history.figures
         at = frames.find(self.frame.last)
         low, high = frames.row(frames[at], layer) if at is not None else ((), ())
@@ -166,7 +166,7 @@ def _gravity(one: Unwell) -> tuple[bool, float, Cell]:
 
 
 def hottest(at: Shown) -> list[Cell]:
-    """The expert with the highest load relative to the fair share; empty if no layer has loads."""
+    """The expert with the highest load relative to the fair share, as a list; empty if no layer has loads."""
     rows = [(max(at.row(layer)[1]), layer) for layer in at.layers]
     most, layer = max(rows, default=(0.0, 0))
     return [(layer, list(at.row(layer)[1]).index(most))] if rows else []

@@ -85,7 +85,7 @@ class Reading:
 
 
 class Readings(Mapping[int, Reading]):
-    """A reading for each rank. The lists are in the order of `ranks`; NaN means no value.
+    """The readings of all ranks, by rank. The lists are in the order of `ranks`; NaN means no value.
 
     The baseline of a rank is the median of its peers (in a group of two, the other rank), or its own earlier
     median. A rank without a baseline has the deviation 0.
@@ -193,8 +193,8 @@ def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Rea
 
 
 def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
-    """The values of the settled step and the medians of the newest steps. For a rank without a record of these steps,
-    both are the value of the rank's newest record."""
+    """The values at `settled_step`, and the medians of the newest steps. In both lists, a rank without a record of
+    these steps has the value of its newest record."""
     settled, history, gather = settled_step(store), store.rank_history, _gather(store)
     values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
     typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))

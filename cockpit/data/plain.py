@@ -100,7 +100,7 @@ def all_to_all(store: Store) -> dict[str, Any] | None:
 
 
 def _own_ms(step: Step | None) -> float | None:
-    """The step's own time; None without metered traffic, because the waiting time is then unknown."""
+    """The step's own time; None without traffic measurements, because the waiting time is then unknown."""
     return step.own_ms if step and step.comm else None
 
 
@@ -131,7 +131,7 @@ def overview(store: Store) -> dict[str, Any]:
 
 
 def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -> dict[str, Any]:
-    """The whole state, as a screen shows it; with a filter, only the ranks that match are included."""
+    """The whole state, with the values that a screen shows; with a filter, only the ranks that match are included."""
     hello = next(iter(store.state.hellos.values()), None)
     return {
         **overview(store),

@@ -19,7 +19,7 @@ FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 
 class Range(Enum):
-    """How the range of the y axis is derived from the data. The screen shows the value of a member as its name."""
+    """How the range of the y axis is derived from the data. The value of a member is the word that the screen shows."""
 
     AUTO = "auto"  # like FULL, unless a few values would compress the range of all others
     ROBUST = "robust"  # without the outermost values
@@ -47,7 +47,7 @@ class Scale:
         return (max(-LARGEST, min(value, LARGEST)) - self.low) / (self.high - self.low)
 
     def value(self, place: float) -> float:
-        """The value at a position."""
+        """The value at position `place`, which is 0 at `low` and 1 at `high`."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             return math.exp(low + (high - low) * place)

@@ -236,7 +236,7 @@ class Store:
 
     @property
     def run(self) -> str:
-        """The name of the run as it is shown."""
+        """The name of the run, without control characters."""
         name = self.fact("name")
         if isinstance(name, str):
             return format.clean(name)

@@ -1,4 +1,4 @@
-"""``cockpit export`` and ``cockpit serve``: the table of formats, their output and the libraries that they need."""
+"""``cockpit export`` and ``cockpit serve``: the table of formats, with the output and the required library of each."""
 
 import ipaddress
 from collections.abc import Callable, Iterator

@@ -122,7 +122,8 @@ def cell(value: Any, kind: type) -> Any:
 
 
 def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the rows of each table in blocks of `BLOCK`; each row has every column of its table in `known`."""
+    """Yield the rows of each table in blocks of `BLOCK` rows. Each row has all the columns that `known` lists for its
+    table."""
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:

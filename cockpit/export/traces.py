@@ -24,7 +24,8 @@ class TraceError(Exception):
 
 
 def merge(files: Mapping[int, Path], out: Path) -> int:
-    """Write the traces of `files` (by rank) into `out`, compressed by gzip. Returns the number of events.
+    """Merge the traces in `files` (by rank) and write them to `out`, compressed with gzip. Returns the number of
+    events.
 
     Only one trace at a time is in memory. Raises TraceError if a file is not a trace, and OSError if a file
     cannot be read or written.

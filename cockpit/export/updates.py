@@ -31,6 +31,6 @@ def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
 
 
 def simulated(recording: Recording) -> bool:
-    """Whether the recorded run was simulated. Every export states this."""
+    """Whether the recorded run was simulated. Every export marks a simulated run as such."""
     hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
     return hello is not None and hello.simulated

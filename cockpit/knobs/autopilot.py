@@ -94,7 +94,7 @@ class Watch:
         self._own: set[str] = set()
 
     def own(self, id: str) -> None:
-        """Register `id` as a request of the autopilot. Requests whose id begins with `id.` also belong to the
+        """Register the id of a request that the autopilot sent. Requests whose ids begin with `id.` also belong to the
         autopilot.
         """
         self._own.add(id)
@@ -135,7 +135,7 @@ def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
 
 
 def loss_kept(trial: TrialState) -> bool:
-    """Whether the mean loss grew by at most 2 % in a trial. False if a loss is unknown or NaN."""
+    """Whether the mean loss increased by at most 2 % in a trial. False if a loss is unknown or NaN."""
     if not (trial.loss_before and trial.loss_after):
         return False
     return trial.loss_after <= SAME_LOSS * trial.loss_before

@@ -140,7 +140,7 @@ class BoardController:
 
     @_key
     def discard(self) -> bool:
-        """Discard edits, typed text and the message. Return False if there were none."""
+        """Discard edits, typed text and the message. Return False if there was nothing to discard."""
         return self.edits.discard() or self.had_message
 
     @_key
@@ -259,8 +259,8 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now; "" if a trial can start. For a running trial and for an action, the hub gives the
-        same text."""
+        """Why no trial can start now; "" if a trial can start. If a trial is running or an action is edited, this is
+        the reason that the hub would give."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
             return f"another trial is running, by {format.clean(trial.who) or 'someone'}"

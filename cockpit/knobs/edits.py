@@ -56,7 +56,7 @@ class Edits:
         return ""
 
     def pending(self, rows: Sequence[KnobState]) -> dict[str, Value]:
-        """The changes that a proposal would contain now, with the typed text if it is a legal value."""
+        """The changes that a proposal would contain now, including the typed value if it is legal."""
         names = {knob.name for knob in rows}
         changes = {name: value for name, value in self.changes.items() if name in names}
         if not self.typed or not rows:
@@ -69,7 +69,7 @@ class Edits:
         return others if same(value, knob.value) else {**others, knob.name: value}
 
     def discard(self) -> bool:
-        """Discard the typed text and all changes; return False if there were none."""
+        """Discard the typed text and all changes; return False if there was nothing to discard."""
         had = bool(self.typed or self.changes)
         self.typed = ""
         self.changes = {}

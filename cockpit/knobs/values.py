@@ -94,7 +94,7 @@ def text_knobs(board: Board | None) -> list[KnobState]:
 
 
 def actions(board: Board | None) -> list[KnobState]:
-    """The actions of a board. Each request runs an action once."""
+    """The actions of a board. An action runs once per request."""
     return [knob for knob in board.knobs if knob.action] if board else []
 
 

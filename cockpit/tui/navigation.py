@@ -1,5 +1,5 @@
-"""Moves the selection to a step, a rank, an expert, an anomaly, or the ranks that match a filter. Each method that a
-key calls returns one sentence for the user, or "".
+"""Selects steps, ranks, experts and anomalies, applies filters, and sets marks. Each method that a key calls returns
+one sentence for the user, or "".
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,9 +17,9 @@ NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:
-    """Moves the selected step, rank and expert of one app. `shown` returns the store on the screen, which may be
-    frozen. `open` opens a screen by name. In a replay, `seek` moves the recording to a step (None: to its end), and the
-    step is not selected.
+    """Changes which step, rank and expert are selected in one app. `shown` returns the store on the screen, which may
+    be frozen. `open` opens a screen by name. In a replay, steps are not selected; instead, `seek` moves the playback
+    position to a step (None: to the end of the recording).
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Navigator:
     # ------------------------------------------------------------------------------------------------ marks
 
     def mark(self, text: str) -> str:
-        """Set the mark `NAME NOTE` at the selected step, or at the newest step if none is selected. Raises
-        MarkError."""
+        """Set a mark at the selected step, or at the newest step if none is selected. `text`: the name of the mark and,
+        after a space, its note. Raises MarkError."""
         name, _, note = text.strip().partition(" ")
         with self.shown().lock:
             store = self.shown()

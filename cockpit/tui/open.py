@@ -49,7 +49,7 @@ def theme() -> str:
 
 
 def report_fault(store: Store) -> bool:
-    """If an internal error stopped the updates, print its traceback. Return whether there was such an error."""
+    """If an internal error stopped the updates, print its traceback. Return whether an internal error occurred."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():
@@ -85,7 +85,7 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
 
 
 def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False) -> int:
-    """Show a run, then each run that the user opens from the screen. Returns the exit status of the last screen.
+    """Show a run, then each run that the user opens from the screen. Returns the exit status of the cockpit.
 
     `operator`, `low_bandwidth`: options for attaching to live runs.
     """

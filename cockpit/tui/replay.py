@@ -44,7 +44,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
         self.navigator = self.make_navigator(self._seek)
 
     def _seek(self, step: int | None) -> None:
-        """Move the recording to a step, or to its end."""
+        """Seek to `step` in the recording, or to the end of the recording if `step` is None."""
         if step is None:
             self.playback.ends(1)
         else:

@@ -1,5 +1,5 @@
-"""Exits the cockpit or opens another run. If that would end the run, the user is asked first and can have a checkpoint
-saved."""
+"""Exits the cockpit or opens another run. If this would end the current run, the cockpit asks for confirmation first
+and offers to save a checkpoint."""
 
 import uuid
 

@@ -281,7 +281,8 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with the knob values that are legal in it. `warn` is called for each value that is not legal."""
+    """The layout with those of `values` that are legal in it. For each of the other values, `warn` is called and the
+    layout keeps its own value."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

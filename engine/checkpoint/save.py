@@ -119,7 +119,8 @@ class Checkpoints:
         return running
 
     def save(self, done: int) -> None:
-        """Start saving the state after `done` steps. If an earlier save is still running, wait for it first."""
+        """Start saving the current state as the checkpoint of step `done`. If an earlier save is still running, wait
+        for it first."""
         self._requested, self._saved_at = False, done
         self.wait()
         tensors, manifest = self._copy(self._state.tensors()), self._describe(done)

@@ -25,8 +25,8 @@ def lengths(elements: int, parts: int) -> list[int]:
 @dataclass(frozen=True)
 class Fold:
     """How `ranks` ranks are reduced to a power of two by pairing some of them. Among the first 2 `extra` ranks, each
-    odd rank sends its buffer to the even rank before it and waits for the result. The other ranks are numbered from 0
-    to `power` - 1, in rank order."""
+    odd rank sends its buffer to the even rank before it and waits for the result. The remaining ranks are numbered from
+    0 to `power` - 1, in rank order."""
 
     ranks: int
 
@@ -45,7 +45,7 @@ class Fold:
         return rank < 2 * self.extra and rank % 2 == 0
 
     def number(self, rank: int) -> int:
-        """The index of `rank` among the ranks that do not wait; `rank` must be one of them."""
+        """The index of `rank` among the ranks that remain after the pairing; `rank` must be one of them."""
         return rank // 2 if rank < 2 * self.extra else rank - self.extra
 
     def rank(self, number: int) -> int:
@@ -53,7 +53,7 @@ class Fold:
 
     def edges(self, elements: int) -> list[int]:
         """The index of the first element of each block, followed by `elements`. There is one block for each rank that
-        does not wait: the rank's own part and, if it has a partner, the partner's part."""
+        remains after the pairing: the rank's own part and, if it has a partner, the partner's part."""
         whole = edges(elements, self.ranks)
         return [whole[self.rank(number)] for number in range(self.power)] + [elements]
 

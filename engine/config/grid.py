@@ -1,7 +1,8 @@
 """Converts ranks to coordinates on the parallel axes and back. Torch-free.
 
 The world size is pp x dp_replicate x dp_shard x cp x tp; ranks are numbered row-major in that order (tp fastest, pp
-slowest). Expert parallelism reuses the ranks of other axes, so ep is not a factor. The same ranks have two views:
+slowest). Expert parallelism reuses the ranks of other axes, so ep is not a factor. There are two views of the same
+ranks:
 
     dense   [pp, dp_replicate, fsdp = dp_shard * cp, tp]
     expert  [pp, dp_replicate, efsdp = dp_shard * cp * tp / ep, ep]

@@ -23,7 +23,7 @@ class RefusedError(ValueError):
 
 
 class LayoutError(RefusedError):
-    """A mistake in a layout. The message is one sentence with the key, its value and the legal values."""
+    """An error in a layout. The message is one sentence with the key, its value and the legal values."""
 
 
 def one_sentence(text: str) -> str:

@@ -1,8 +1,8 @@
 """The part of a layout that a running job can change: how its ranks share the work. Torch-free.
 
-A change is written as ``section.key=value`` words, such as "grid.tp=2 grid.dp_shard=2". The text contains every key in
-KEYS whose value is not the default. The text therefore describes completely how the ranks share the work, and applying
-an earlier text restores the earlier arrangement.
+A change is written as ``section.key=value`` assignments separated by spaces, such as "grid.tp=2 grid.dp_shard=2". The
+text contains every key in KEYS whose value is not the default. The text therefore describes completely how the ranks
+share the work, and applying an earlier text restores the earlier arrangement.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def layout_text(layout: Layout) -> str:
 
 def relaid(layout: Layout, text: str) -> Layout:
     """A copy of `layout` in which the keys in KEYS have the values that `text` gives or, if `text` does not name them,
-    their default values. Raises LayoutError if a word, or the result, is not legal."""
+    their default values. Raises LayoutError if an assignment, or the resulting layout, is not legal."""
     legal = ", ".join(f"{section}.{key}" for section, keys in KEYS.items() for key in keys)
     named: set[str] = set()
     for word in text.split():

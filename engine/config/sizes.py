@@ -1,5 +1,5 @@
-"""Parameter counts from a model's sizes. Torch-free. The counts are closed formulas, so they are as fast for a huge
-model as for a small one."""
+"""Parameter counts from a model's sizes. Torch-free. The counts are closed-form expressions, so they are as fast to
+compute for a huge model as for a small one."""
 
 from engine.config.sections.model import Model
 

@@ -110,8 +110,8 @@ def _parse_error(error: Exception) -> str:
 
 
 def read_struct(kind: Any, tree: Any, at: str, of: str = "a layout") -> Any:
-    """Convert `tree` to the Struct `kind`, field by field, so that each error names the key and its legal values. For
-    error messages, `at` is the name of the section, and `of` the kind of document."""
+    """Convert `tree` to the Struct `kind`, field by field, so that each error names the key and its legal values. `at`
+    (the section) and `of` (the kind of document) are named in error messages."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
@@ -170,5 +170,5 @@ def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _value(value: str | float | bool) -> str:
-    """Format a value as JSON with the control character DEL escaped, which is also valid TOML."""
+    """Format a value as JSON with the control character DEL escaped; the result is also valid TOML."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

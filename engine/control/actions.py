@@ -1,4 +1,4 @@
-"""Actions of the knob board that affect the whole run: pause, resume, stop."""
+"""The knob board's actions for the whole run: pause, resume and stop."""
 
 from agents.rank.knob_board import Knob, action
 

@@ -89,7 +89,7 @@ class ExpertPlacement:
         return {n: whole[:, n].numpy() for n in self._layers}
 
     def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
-        """Figures that describe what the new expert maps change on this rank's stage."""
+        """The effect of the new expert maps on this rank's stage."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}

@@ -2,7 +2,7 @@
 
 FSDP shards a rank's stack of experts along dim 0, so each expert is stored whole on one rank of the [efsdp, ep] mesh.
 That rank sends the expert to the rank that holds the expert's new slot. The transfer copies bytes, so values are not
-rounded. The constructor of `Move` allocates all memory, which may fail; `Move.run` only sends and copies.
+rounded. The constructor of `Move` makes all allocations, because these may fail; `Move.run` only sends and copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,8 @@ class Move:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Send and receive the experts, and set the new maps. Collective over the expert ranks."""
+        """Send and receive the experts, and set the new maps. Collective over the ranks that together hold one copy of
+        the stage's experts."""
         send, receive = [len(rows) for rows in self._sends], [len(rows) for rows in self._receives]
         self._axis.all_to_all(self._out, send, receive, self._in)
         slots = [slot for receive_rows in self._receives for slot in receive_rows]

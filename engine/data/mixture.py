@@ -54,7 +54,7 @@ class Text(Protocol):
 
 
 class TokenShards:
-    """The text of a layout with `data.source = shards`."""
+    """The training text of a layout with `data.source = shards`."""
 
     def __init__(self, folders: Sequence[str], weights: Sequence[float] | None):
         self.sources = [Source(Path(folder)) for folder in folders]

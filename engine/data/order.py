@@ -39,7 +39,7 @@ class Places:
 
 
 class SampleOrder:
-    """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
+    """Maps sample numbers 0, 1, 2 ... to samples of several sources; `sizes`: number of samples of each source.
 
     Without `weights`, a block is one epoch of all sources together and contains each sample once. With `weights`, a
     block has BLOCK samples, and each source contributes in proportion to its weight. With weights, the sources may

@@ -64,7 +64,7 @@ class _Format(Struct):
 
 
 class DataError(RefusedError):
-    """A mistake in training data or its folder; the message is one sentence."""
+    """An error in the training data or in its folder; the message is one sentence."""
 
 
 def shard_files(folder: Path, number: int) -> tuple[Path, Path]:
@@ -73,7 +73,7 @@ def shard_files(folder: Path, number: int) -> tuple[Path, Path]:
 
 
 def read_index(folder: Path) -> tuple[Index, str]:
-    """The index of a folder, and the digest of its text. Raises DataError."""
+    """The index of a folder, and the digest of the index file. Raises DataError."""
     try:
         raw = read_ordinary(folder / INDEX, MAX_INDEX_BYTES)
     except OSError as error:

@@ -55,8 +55,9 @@ def train(
     restart: Restart | None = None,
     on_restarted: Callable[[Restarted], None] = lambda _: None,
 ) -> str | None:
-    """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
-    If an operator has changed the layout, returns the text of the layout in which the run continues, else None.
+    """Train `layout` until its last step, as the rank that `context` describes. If `resume` is given, start from that
+    checkpoint. If an operator has changed the layout, returns the text of the layout in which the run continues, else
+    None.
 
     `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
     `on_restarted` is called on rank 0 after the first step that follows a restart.
@@ -118,9 +119,8 @@ def train(
 
 class AfterRestart:
     """Calls `on_step` after each step. On rank 0, it also reports the first step after a restart, with the lost time,
-    to the run's log and to `on_restarted`. It records when each step ends, from which a later restart computes its lost
-    time.
-    """
+    to the run's log and to `on_restarted`. It also records when each step ends, so that a later restart can compute the
+    lost time."""
 
     def __init__(
         self,

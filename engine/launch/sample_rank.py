@@ -17,7 +17,7 @@ from engine.sampling.request import OnGenerated, OnTokens, Request
 def sample(
     context: RankContext, request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated
 ) -> None:
-    """Generate text as the rank of `context`. Rank 0 calls the callbacks."""
+    """Generate text as the rank that `context` describes. Rank 0 calls the callbacks."""
     layout, store = request.layout, context.store()
     check_same_layout(layout, context, store)
     mine = join_process_group(context, store, device)

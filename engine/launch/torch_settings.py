@@ -38,7 +38,7 @@ def use_deterministic_algorithms() -> None:
 
 
 def time_out_after(seconds: int | None) -> timedelta | None:
-    """`run.timeout_s` as the time delta that torch expects; None: torch's default."""
+    """`run.timeout_s` as the `timedelta` that torch expects; None: torch's default."""
     return None if seconds is None else timedelta(seconds=seconds)
 
 

@@ -1,7 +1,7 @@
 """Causal grouped-query attention with rotary position embedding (RoPE).
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, H query heads and G key heads, C head dimension.
+D model width, H query heads and G key heads, C head dimension.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """The two factors of `rotate` for each position's angles, [2, S, 1, C] (Su et al. 2021). The first factor, cos,
-    multiplies the head. The second factor, which is -sin in the first half of the head and sin in the second,
-    multiplies the head with its halves swapped."""
+    """The cos and sin tables of rotary position embedding, [2, S, 1, C] (Su et al. 2021). `rotate` multiplies a head
+    vector by the first table, cos, and the vector with its halves swapped by the second table, which is -sin in the
+    first half and sin in the second."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -62,7 +62,8 @@ class _Rotation(torch.autograd.Function):
 
 
 def _by_head(table: Tensor, x_BSHC: Tensor) -> Tensor:
-    """`table`, repeated for each head of `x` in the cases in which the rotation is then faster; else `table` itself."""
+    """`table` with a copy for each head of `x` if this makes the rotation faster (narrow heads on the CPU); else
+    `table`."""
     heads, width = x_BSHC.shape[-2:]
     if table.ndim > 4 or width >= NARROW or table.device.type != "cpu":
         return table

@@ -1,6 +1,7 @@
-"""Builds the user's own model on the meta device, without memory: checks its parts and counts its parameters.
+"""Builds the user's own model on the meta device, without allocating memory, to check its parts and count its
+parameters.
 
-Shapes: S tokens, D model, V vocabulary; one sequence.
+Shapes: S tokens, D model width, V vocabulary; one sequence.
 """
 
 from functools import cache

@@ -4,9 +4,9 @@ Queries, keys and values are projected up from narrow latents. A query or key he
 encoding and a rotary part; all heads share one rotary key. Training expands the latents to the keys and values of all
 heads. Only decoding computes attention directly on the latents.
 
-Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
-rank, N non-rotary and R rotary dimensions of a head, C = N + R head dimension of queries and keys, V head dimension of
-values.
+Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model width, H heads of this
+tp rank, N non-rotary and R rotary dimensions of a head, C = N + R head dimension of queries and keys, V head dimension
+of values.
 """
 
 from collections.abc import Callable

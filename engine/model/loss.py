@@ -35,9 +35,9 @@ def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int
 def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, mtp_weight: float) -> Tensor:
     """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
 
-    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss
-    of these layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv 2412.19437, eq. 24 and
-    25). The backward pass adds its gradient, but the returned loss does not include it.
+    With P multi-token prediction layers, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss of
+    these layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv 2412.19437, eq. 24 and 25).
+    The backward pass adds its gradient, but the returned loss does not include it.
     """
     if targets.ndim == 2:
         return cross_entropy(logits_BSV, targets, tp) * scale

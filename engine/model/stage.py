@@ -1,7 +1,7 @@
 """A pipeline stage of any model: consecutive blocks, with the embedding on the first stage, norm and head on the last.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, V vocabulary, P layers of multi-token prediction. Parameter names contain global layer indices, so a stage's
+D model width, V vocabulary, P multi-token prediction layers. Parameter names contain global layer indices, so a stage's
 state dict is a subset of the model's.
 """
 
@@ -46,7 +46,7 @@ class Prediction(nn.Module):
 class Stage(nn.Module):
     """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp].
     With multi-token prediction they are [(1 + P) B, S, V/tp]: first the logits for the next token of all B sequences,
-    then those of each further prediction.
+    then those of each multi-token prediction layer.
 
     `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if the model's parts
     are not modules or blocks.
@@ -61,7 +61,7 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Return `built`, in which the factory has replaced those parameters that it did not create."""
+            """Check the type of `built`, and have the factory replace any parameters that it did not create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "

@@ -1,7 +1,7 @@
 """The transformer: dense MLP, blocks (attention and MLP or experts), and the built-in model made of them.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, H heads, C head dimension.
+D model width, H heads, C head dimension.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Collectives as autograd functions. The backward pass runs the inverse collective, and the meter attributes it to the
 layer that ran the forward pass.
 
-Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each function returns its
-input.
+Shapes: B sequences, S tokens of a slice, D model width, P ranks of the axis. On an axis of size 1 each function returns
+its input.
 """
 
 from typing import Any

@@ -243,13 +243,14 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """`rows_ND` with zeros in all rows after the first `filled`, because the experts do not write those rows."""
+    """`rows_ND` with all rows from index `filled` on set to zero, because the experts do not write those rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 
 
 class _Rows(torch.autograd.Function):
-    """Copy each row's token into the row. Backward sums the gradients of a token's rows in at least fp32."""
+    """Makes the rows: row n is a copy of the hidden state of token `tokens_N[n]`. Backward sums the gradients of a
+    token's rows in at least fp32."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:

@@ -24,8 +24,9 @@ class ParameterFactory:
     A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, gradient clipping and checkpoints see the
     full shape. On an axis of size 1, a parameter is a plain tensor.
 
-    If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` maps each parameter
-    to its initial values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded them.
+    If `deferred` is True, parameters are created on the meta device, where they take no memory, and `unfilled` maps
+    each parameter to its initial values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded
+    them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The training sequences of a step on one rank, and their micro-batches.
 
-Shapes: B sequences, S tokens of this cp rank, W tokens of a whole sequence, P layers of multi-token prediction.
+Shapes: B sequences, S tokens of this cp rank, W tokens of a whole sequence, P multi-token prediction layers.
 """
 
 from typing import NamedTuple

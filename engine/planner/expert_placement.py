@@ -131,7 +131,7 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
     """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of` and `now`: for each
-    expert, its planned group and its present rank."""
+    expert, its planned group and its current rank."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}

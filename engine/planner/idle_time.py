@@ -19,9 +19,9 @@ from engine.planner.schedule import ScheduleClock
 
 @dataclass(frozen=True)
 class Idle:
-    """A rank's idle time and its parts, as shares of the pipeline's window from 0 to 1. `bubble` is schedule + wait +
-    overhead. `bound` is the mean bubble over ranks in a simulation of the schedule with the mean duration of each kind
-    of action on each stage."""
+    """A rank's idle time and its parts, as fractions of the pipeline's window. `bubble` is schedule + wait + overhead.
+    `bound` is the mean bubble over ranks in a simulation of the schedule with the mean duration of each kind of action
+    on each stage."""
 
     PARTS: ClassVar = ("schedule", "wait", "overhead")
     SHARES: ClassVar = ("bubble", *PARTS, "bound")

@@ -69,11 +69,10 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum cost over all splits, and the split with this cost. The cost of a split is its stage weights combined
-    with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
-    programming: for one stage after another, it tries every layer as the first layer of the stage. Among splits of
-    equal cost, it chooses the latest first layer.
-    """
+    """The minimum cost over all splits, and the split with this cost. `join` combines the stage weights of a split into
+    its cost. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
+    programming: for one stage after another, it tries every layer as the first layer of the stage. If several of them
+    give the same cost, it chooses the last one."""
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.
     best = join(np.zeros(layers + 1), stage_weight[:, 0])

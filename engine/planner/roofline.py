@@ -2,10 +2,10 @@
 
 The method is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
 bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step divided by the
-bytes that it sends over the level. The ridge is the device's FLOP/s divided by the level's bytes/s. Below the ridge,
-the level's bandwidth bounds the step; above the ridge, the device does. With many small messages, latency bounds the
-step instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha / beta
-(Hockney 1994).
+bytes that it sends over the links of the level. The ridge is the device's FLOP/s divided by the level's bytes/s. Below
+the ridge, the level's bandwidth bounds the step; above the ridge, the device does. With many small messages, latency
+bounds the step instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha /
+beta (Hockney 1994).
 """
 
 from collections import Counter

@@ -231,8 +231,8 @@ class ScheduleClock:
         return by_rank
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
-        """Share of the window in which a rank is idle, averaged over ranks, from 0 to 1. `costs[kind][s]` is the
-        duration of an action on stage s, in any unit.
+        """Fraction of the window in which a rank is idle, averaged over ranks. `costs[kind][s]` is the duration of an
+        action on stage s, in any unit.
 
         With balanced stages, the share is (p - 1) / (m v + p - 1) for the GPipe, 1F1B and interleaved schedules
         (Narayanan et al. 2021).

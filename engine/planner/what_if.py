@@ -108,7 +108,7 @@ def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | 
 
 
 def assumed_hardware(layout: Layout) -> Hardware | None:
-    """The hardware description in the layout's [hardware] section."""
+    """The hardware description that the layout's [hardware] section names, or None."""
     if layout.hardware.path:
         return load_hardware(layout.hardware.path)
     return known_hardware(layout.hardware.name) if layout.hardware.name else None
@@ -120,10 +120,10 @@ def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
 
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
-    """The hardware description for a run: from the layout's [hardware] section, else of the known machine with this
-    device. If neither exists or its device has no peak rate at the layout's precision, the description of a CPU with
-    `cores` cores that the ranks share. The memory size is exact. The speeds are initial values, which are later
-    corrected from the measured steps of the run."""
+    """The hardware description for a run: the one that the layout's [hardware] section names, else that of the known
+    machine with this device. If neither exists or its device has no peak rate at the layout's precision, the
+    description of a CPU with `cores` cores that the ranks share. The speeds are initial values, which are later
+    corrected from the measured steps of the run. The memory size of the CPU is only an assumption."""
     found = as_run(layout, assumed_hardware(layout))
     if found is None:
         found = by_device(device)

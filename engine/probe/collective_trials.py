@@ -86,8 +86,8 @@ def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.devic
 
 
 def _own(axis: Axis, x: torch.Tensor, part: torch.Tensor) -> Iterator[tuple[tuple[str, str], Operation]]:
-    """Yield (collective, algorithm) and the call to time, for torch's collectives (`TORCH`) and for the all-to-all that
-    the engine runs in their place on gloo (`DIRECT`)."""
+    """Yield (collective, algorithm) and the call to time, for torch's collectives (`TORCH`) and for the `Axis` methods
+    that can replace each of them on gloo with one all-to-all (`DIRECT`)."""
     group = axis.group
     yield ("all_reduce", TORCH), lambda: dist.all_reduce(x, group=group)
     yield ("reduce_scatter", TORCH), lambda: dist.reduce_scatter_tensor(part, x, group=group)

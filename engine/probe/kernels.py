@@ -132,8 +132,9 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the layers `MIDDLE`. The time of this work is estimated as the layers' time
-    minus the time of matmuls, attention and dispatches, with a minimum of a tenth of the layers' time."""
+    """Bytes/s of the pointwise work in the small model `MIDDLE`, whose measured time is `seconds`. The time of the
+    pointwise work is estimated as `seconds` minus the time of matmuls, attention and dispatches, but at least a tenth
+    of `seconds`."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

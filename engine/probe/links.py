@@ -97,7 +97,8 @@ def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
 
 
 def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
-    """A function that runs the collective on a buffer of about `size` bytes, with the `Axis` methods of training."""
+    """A function that runs the collective on a buffer of about `size` bytes, through the `Axis` method that training
+    uses."""
     device = torch.device("cpu") if axis.name == "control" else device
     each = max(1, size // WIDTH // axis.size)
     part, whole = torch.ones(each, device=device), torch.ones(axis.size * each, device=device)

@@ -138,7 +138,7 @@ def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
     """A level of links within a machine and a level between machines, each only if collectives were measured on it. The
-    planner uses these links for grids whose collectives were not measured. Latency and bandwidth are medians over the
+    planner uses these links for layouts whose collectives were not measured. Latency and bandwidth are medians over the
     measured collectives."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]

@@ -79,7 +79,7 @@ class Time(Struct, frozen=True):
 
 class Fit(Struct, frozen=True):
     """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds per message and
-    per sent byte; None if it is not known how many messages and bytes the algorithm sends. The row `ALL` has one alpha
+    per byte sent; None if it is not known how many messages and bytes the algorithm sends. The row `ALL` has one alpha
     and one beta for all algorithms with a known number of messages. `error`: median relative deviation."""
 
     kind: str
@@ -115,8 +115,8 @@ class Report(Struct, frozen=True):
 
 
 class Series(NamedTuple):
-    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: the algorithm's number of messages, and its
-    sent bytes as a multiple of the buffer size."""
+    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: number of messages of the algorithm, and the
+    bytes that it sends as a multiple of the buffer size."""
 
     batches: Mapping[int, Sequence[float]]
     steps: float = 1.0

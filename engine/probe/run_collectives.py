@@ -19,8 +19,8 @@ PRELOAD = ("torch", "torch.distributed", "engine.probe.collective_trials")
 def run_collectives(
     settings: Settings, say: Callable[[str], None] = lambda _: None
 ) -> tuple[int, Measured | None]:
-    """Measure with `settings.ranks` ranks. Returns the exit status and the measured times. Under torchrun or Slurm,
-    only the process of rank 0 returns times.
+    """Time the collectives on `settings.ranks` ranks. Returns the exit status and the measured times. Under torchrun or
+    Slurm, only the process of rank 0 returns times.
 
     If torchrun or Slurm started this process, it is itself a rank; otherwise the ranks are forked from it. After Ctrl-C
     or SIGTERM, the ranks end cleanly and no times are returned. Raises RunError, with a one-sentence message, if the

@@ -3,7 +3,7 @@
 No tokens are dropped, because an expert's capacity depends on the length of the sequence, and this length is not known
 until generation ends.
 
-Shapes: B sequences, Q new tokens, s tokens (with padding) of this rank's slice, D model, V vocabulary.
+Shapes: B sequences, Q new tokens, s tokens (with padding) of this rank's slice, D model width, V vocabulary.
 """
 
 import torch

@@ -26,8 +26,8 @@ class CachedModel(Protocol):
     chooser: int
 
     def run(self, tokens_BQ: Tensor) -> Tensor | None:
-        """Run the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], on the chooser.
-        Collective over all ranks."""
+        """Run the model on the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], on the
+        chooser. Collective over all ranks."""
 
 
 @dataclass(frozen=True)

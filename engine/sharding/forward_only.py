@@ -3,7 +3,7 @@ backward pass.
 
 This runs between two training steps, for validation and for generated text.
 
-Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
+Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model width, V vocabulary.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ communicates.
 Gradients are reduced as sums, because the loss is already divided by the global number of tokens. Experts are sharded
 on the expert mesh, everything else on the dense mesh. Replicas (HSDP) have equal shards: each replica reduces gradients
 among its ranks, and the results are summed over the replicas once per step. A rank has the same index within its
-replica in the dense and in the expert view of the ranks, so both views share one replica axis.
+replica on both meshes, so both meshes share one replica axis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,8 +115,8 @@ class Shards:
         counts of the all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding
         unit is early enough.
 
-        Experts prefetch no other unit: with full recompute, their forward pass also runs in the backward pass of their
-        block.
+        The units of experts prefetch no other unit, because with full recompute their forward pass also runs during the
+        backward pass of their block.
         """
         sharded = {unit.module for unit in self._units}
         for root in self._roots:

@@ -64,8 +64,8 @@ class FsdpUnit:
 
     def finish_gather(self) -> None:
         """Wait for a gather that no forward pass has used. Otherwise the next forward pass would use the result of this
-        gather, which is outdated by then. For example, validation gathers averaged weights of all units, but does not
-        run the layers of multi-token prediction."""
+        gather, which is outdated by then. For example, validation gathers the averaged weights of all units, but does
+        not run the multi-token prediction modules."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
 

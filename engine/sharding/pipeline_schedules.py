@@ -1,7 +1,7 @@
 """Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble, DualPipeV) over metered stages, or a loop if
 there is only one stage.
 
-Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
+Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model width, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""The conditions of a step: noise and the events of a scenario, as factors on the times of each rank."""
+"""The conditions of a step: noise and the events of a scenario, as factors by which the times of each rank are
+multiplied."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Conditions:
-    """What affects each rank in one step. `compute` and `network` are factors on the predicted times, [rank]."""
+    """What affects each rank in one step. `compute` and `network`, [rank], are factors by which predicted times are
+    multiplied."""
 
     compute: NDArray[np.float64]
     network: NDArray[np.float64]

@@ -117,7 +117,7 @@ class Skew(Event, frozen=True, kw_only=True):
 
 
 class LossSpike(Event, frozen=True, kw_only=True):
-    """The loss and the gradient norm jump, and return to normal within some steps."""
+    """The loss and the gradient norm jump, and return to normal within a few steps."""
 
     size: Annotated[Annotated[float, Meta(gt=0, le=100)], "height of the jump, relative to the loss"] = 0.6
     half_life: Annotated[Positive, "steps after which half of the jump remains"] = 4

@@ -112,8 +112,8 @@ class Session:
         return False
 
     def _await_outage(self, found: Simulated) -> bool:
-        """Simulate an outage: ranks are silent or hang, and all others wait for them. Returns whether the run must
-        stop."""
+        """Simulate an outage: some ranks send nothing or hang, and all others wait for them. Returns whether the run
+        must stop."""
         conditions, began = found.conditions, time.monotonic()
         assert self._speed is not None
         self._silent = conditions.silent

@@ -127,8 +127,8 @@ class Simulator:
         return found
 
     def _memory_in_use(self, job: Job, leaked: int) -> NDArray[np.int64]:
-        """[rank]: the planned peak plus the leaked bytes. A leak fills the device's memory at most to the share
-        `LEAK_LIMIT`, but the result is never below the planned peak."""
+        """[rank]: the planned peak plus the leaked bytes. A leak fills at most the share `LEAK_LIMIT` of the device's
+        memory, but the result is never below the planned peak."""
         planned = self.memory(job)
         most = int(LEAK_LIMIT * self.hardware.device.memory_bytes)
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned
@@ -178,7 +178,7 @@ class Simulator:
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also sets `_imbalance`: the
-        highest load of an ep rank over the mean load, averaged over the MoE layers."""
+        highest load of an ep rank divided by the mean load, averaged over the MoE layers."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)

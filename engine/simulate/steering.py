@@ -74,7 +74,7 @@ class Steering:
         return True
 
     def expire_pending(self, step: int) -> None:
-        """Report the commands that are still pending at the end of the run as expired."""
+        """At the end of the run, report all commands that are still pending as expired."""
         while (command := self._ranks.pending) is not None:
             self._settle(command, "expired", step, "the run has ended")
 

@@ -47,8 +47,8 @@ class StepRecords:
     def _mfu(self, step_s: float, pairs: int) -> float | None:
         """Model FLOPs utilisation: model FLOP/s for this rank's tokens, divided by the peak of its device.
 
-        The FLOPs of all ranks add up to those of the whole job: the ranks of a tp group each count a share of their
-        common tokens, and a (token, expert) pair is counted on the rank of its token.
+        The FLOPs of all ranks add up to those of the whole job: each rank of a tp group counts an equal share of the
+        group's tokens, and a (token, expert) pair is counted on the rank of its token.
         """
         if self._peak is None:
             return None

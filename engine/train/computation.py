@@ -141,7 +141,7 @@ class Computation:
         return loss if scale == 1.0 else loss / scale
 
     def _rescale(self, step: int, norm: float) -> None:
-        """Adapt the loss scale, and report a skipped step. With fp16 skipped steps are normal, so the event is a
+        """Adapt the loss scale, and report a skipped step. With fp16, skipped steps are normal, so the event is a
         warning instead of an error.
         """
         finite = math.isfinite(norm)
@@ -154,7 +154,7 @@ class Computation:
         self._agent.send(Event(time.time(), "warning" if change else "error", "engine", text))
 
     def _report_epochs(self, step: int) -> None:
-        """Send an event for each folder of token shards that begins another epoch in this step."""
+        """Send an event for each folder of token shards in which a new epoch begins in this step."""
         for source, lowest, highest in self.samples.epochs:
             before = self._epochs.get(source, lowest)
             if highest > before and self._layout.data.shards:
@@ -172,8 +172,8 @@ class Computation:
         return training_loss(logits, targets, self.world.tp, scale, self._layout.train.mtp_weight)
 
     def counted_loss(self, loss: Tensor) -> float:
-        """What this rank adds to the sum over all ranks that is the job's loss. It is 0 on all tp ranks except tp rank
-        0, because all tp ranks compute the same loss."""
+        """This rank's term of the job's loss, which is a sum over all ranks. It is 0 on all tp ranks except tp rank 0,
+        because all tp ranks compute the same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:

@@ -1,7 +1,8 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
 python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter benchmark (plan, scale, screens, simulate, hour);
---memory, --relays: memory of the hub, or only relays (scale); --pairs: pairs in the wrong order (plan).
+--memory: only the hub's memory (scale); --relays: only the loads with relays (scale); --pairs: also list the pairs that
+are predicted in the wrong order (plan).
 Without names, it runs all benchmarks.
 """
 

@@ -8,8 +8,9 @@ weight n^-0.75, so that no source outweighs all others. A weak penalty on factor
 from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
 The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
-releases, one source at a time for unknown releases. The intervals for the ratio of two step times decide whether it is
-certain which of two layouts is faster. They are quantiles of the errors of pairs whose source is left out.
+releases, one source at a time for unknown releases. The intervals for the ratio of two step times decide whether the
+planner is certain which of two layouts is faster. These intervals are quantiles of the errors of pairs whose source is
+left out of the fit.
 """
 
 import re
@@ -57,7 +58,7 @@ class Fit:
     factors: Mapping[str, float]
 
     def factor(self, release: str) -> float:
-        """The factor of a release; for a release without rows, the geometric mean of all factors."""
+        """The factor on the step times of a release; for a release without rows, the geometric mean of all factors."""
         mean = exp(float(np.mean(np.log([*self.factors.values()]))))
         return self.factors.get(release, mean)
 
@@ -73,7 +74,7 @@ class Fit:
 
 
 def raw_prediction(row: Row, efficiency: Efficiency) -> Prediction:
-    """The predicted step of a row, without the factor of its release."""
+    """The predicted step time of a row, without the factor of its release."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits)
@@ -150,7 +151,7 @@ def fit(
 
 def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[Predicted]]:
     """For each source, the predictions of its rows with a fit to the other sources of the same generations. If no other
-    source has the release of a row, its factor is the mean of the fitted factors."""
+    source has rows of a release, its factor is the geometric mean of the fitted factors."""
     found: dict[str, list[Predicted]] = {}
     for source in {row.source for row in published}:
         mine = [row for row in published if row.source == source]
@@ -174,8 +175,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
 
 
 def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
-    """For each generation and kind of model, the interval of measured / predicted that contains the central share
-    `HELD` of the rows."""
+    """For each generation and kind of model, the interval of the ratio measured / predicted that contains the central
+    share `HELD` of the rows."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)

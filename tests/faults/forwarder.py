@@ -19,10 +19,10 @@ def _address(endpoint: str) -> tuple[socket.AddressFamily, Address]:
 
 
 class Forwarder:
-    """Forwards bytes between its own `endpoint` and `target`. Both are ``ipc://`` or ``tcp://`` URLs.
+    """Forwards bytes between its own `endpoint` and `target`, both of which are ``ipc://`` or ``tcp://`` URLs.
 
     `cut` is a partition: no data are forwarded, but connections stay open. After `heal`, the data sent in the meantime
-    are delivered, as over TCP. `tear` ends every connection.
+    are delivered, as TCP does after a partition. `tear` ends every connection.
     """
 
     def __init__(self, target: str) -> None:

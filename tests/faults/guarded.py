@@ -18,7 +18,7 @@ class Guarded:
     """A hub that listens on the loopback address, its keys, and four ranks that connect over TCP."""
 
     def __init__(self, folder: Path, constants: Constants | None = None, options: Sequence[str] = ()) -> None:
-        """`constants`: constants of the hub to change; `options`: additional command-line options."""
+        """`constants`: new values for constants of the hub; `options`: additional command-line options of the hub."""
         self.store = KeyStore(folder / "keys")
         self.rank = self.make("node", Role.RANK)
         self.viewer = self.make("ann", Role.VIEWER)

@@ -1,4 +1,5 @@
-"""A simple rank in its own process: it has an agent, simulates steps of a given duration, and settles commands.
+"""A simple rank in its own process: it has an agent, simulates steps of a given duration, and applies commands and
+acknowledges them.
 
 python -m tests.faults.rank --hub ENDPOINT --rank N --world N [--step-s S]
 """

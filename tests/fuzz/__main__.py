@@ -3,9 +3,9 @@
 python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
 python -m tests.fuzz --again FILE      repeat the inputs of a finding
 
-Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. A
-finding ends the process with exit status 1 and a file that reproduces it. An input that takes more than 10 s, or
-growing memory, is also a finding.
+Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. On a
+finding, the process writes a file that reproduces it, and ends with exit status 1. An input that takes more than 10 s,
+or growing memory, is also a finding.
 """
 
 import argparse

@@ -33,7 +33,7 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """The executed lines and all lines of each module that was entered, by file."""
+    """Maps the file of each module that was entered to its executed lines and to all lines of its functions."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

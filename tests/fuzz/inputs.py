@@ -36,7 +36,7 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame with one message. A message with a rank field usually has the rank of its sender there."""
+    """A frame with one message. If the message has a field `rank`, this is usually the rank of the sender."""
     made = message(kind, random)
     if random.random() < 0.7:  # values with which the run continues, so that later steps reach more code
         if kind is Hello:

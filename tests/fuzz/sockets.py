@@ -10,7 +10,7 @@ KEPT = 64
 
 
 class Frame:
-    """A fake `zmq.Frame` with the properties that libzmq verifies."""
+    """A fake `zmq.Frame` with the metadata that libzmq adds to a received frame, such as `User-Id`."""
 
     def __init__(self, data: bytes, properties: dict[str, str]) -> None:
         self.bytes = data

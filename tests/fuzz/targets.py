@@ -96,8 +96,8 @@ def sent_well(frame: bytes) -> None:
 
 
 class Decode:
-    """`codec.decode` returns messages that can be encoded again, or raises an error of one sentence; `codec.skim`
-    agrees with it."""
+    """`codec.decode` returns messages that can be encoded again, or raises an error with a one-sentence message;
+    `codec.skim` agrees with it."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -311,7 +311,7 @@ class LinkTarget:
 
 
 class RelayTarget:
-    """A relay between ranks and a hub that both send arbitrary data."""
+    """A relay between ranks and a hub, all of which send arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0

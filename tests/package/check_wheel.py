@@ -85,7 +85,8 @@ class Installed:
 
 
 def check_origin(installed: Installed) -> None:
-    """Check that the packages are those of the environment, and that importing them loads neither torch nor textual."""
+    """Check that the packages are imported from the fresh environment, and that their import loads neither torch nor
+    textual."""
     found = installed.run(
         "python",
         "-c",

@@ -25,8 +25,8 @@ _SERVER.set_forkserver_preload(["tests.ranks.preloaded"])
 
 
 class Program:
-    """A process that runs `python WORDS ...`. `words` begin with ``-m MODULE`` or with the path of a script;
-    ``-W ignore`` may precede these.
+    """A process that runs `python WORDS ...`. `words` begins with ``-m MODULE`` or with the path of a script,
+    optionally after ``-W ignore``.
 
     Standard error goes to the file `errors`, or else to a pipe. The program ends when the process that started it ends.
     """

@@ -1,4 +1,4 @@
-"""What must hold for every picture: lines fit, status and titles are not cut, the diagnosis shows its whole advice,
+"""Checks of a drawn screen: lines fit, the status and the titles are not cut, the diagnosis shows its whole advice,
 colours are readable, and the footer lists only keys that work."""
 
 from collections.abc import Callable, Iterator
@@ -44,8 +44,8 @@ class CutLines:
 
 @dataclass(frozen=True)
 class Colours:
-    """A colour mode of a terminal. `depth`: the colours that it can show; `theme`: the theme that the user has chosen;
-    `fault`: what is wrong with the colours of a segment, or ""."""
+    """A colour mode of a terminal. `depth`: how many colours the terminal can show; `theme`: the theme that the user
+    has chosen; `fault` returns what is wrong with the colours of a segment, or ""."""
 
     name: str
     depth: Depth
@@ -135,7 +135,7 @@ def _screen_faults(app: CockpitApp, screen: RunScreen, lines: list[str]) -> Iter
 
 
 def _footer_faults(app: App[Any], line: str) -> Iterator[str]:
-    """The footer shows only keys that work now, and no more than fit."""
+    """The footer shows only keys that work now, and no more keys than fit."""
     active = {app.get_key_display(one.binding) for one in app.screen.active_bindings.values() if one.enabled}
     for key in app.screen.query_one(FittedFooter)._keys():
         if key.shown not in active:

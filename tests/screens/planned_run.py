@@ -1,4 +1,4 @@
-"""A scripted run with a layout in its folder, so that the planner can plan it."""
+"""A scripted run whose folder contains a layout, so that the planner can predict its memory and step time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class PlannedRun(FakeRun):
 
 
 def _slower(update: Update, times: float, coords: Callable[[int], Mapping[str, int]]) -> Update:
-    """The update of a step that takes `times` times as long, with the memory of a large model."""
+    """The update with its times multiplied by `times`, and with the memory of a large model."""
     match update:
         case Step():
             phases = {name: times * ms for name, ms in update.phases.items()}

@@ -102,7 +102,7 @@ class Control:
 
     @property
     def under_way(self) -> list[CommandState]:
-        """Unsettled commands that are accepted or are being written to the journal as accepted."""
+        """Accepted commands without a final result, including those that are still being written to the journal."""
         issues = [*self._waiting, *self._being_written.values()]
         return [issue.state for issue in issues if issue.state.state == "accepted"]
 

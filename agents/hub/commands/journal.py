@@ -70,7 +70,7 @@ class Journal:
         return False
 
     def take_events(self) -> Iterator[Event]:
-        """Events about the file since the last call, for the run's log."""
+        """Events about the journal file since the last call, for the run's log."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
@@ -85,11 +85,11 @@ class Journal:
         self._requests.put((True, entry))
 
     def update(self, entry: Entry) -> None:
-        """Write a command's new state. If the disk is full, the state is written together with a later request."""
+        """Write a command's new state to disk. If the disk is full, the state is written with a later request."""
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write a trial's state. The state is on disk before any command that is inserted later."""
+        """Write a trial's state to disk. The state is on disk before any command that is inserted later."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:

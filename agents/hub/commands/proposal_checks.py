@@ -23,8 +23,8 @@ def refusal(
     under_way: Sequence[CommandState],
     revision: int,
 ) -> str | None:
-    """Why a proposal is rejected; None if it is legal. `revision`: the current revision; `under_way`: unsettled
-    commands.
+    """Why a proposal is rejected; None if it is legal. `revision`: the current revision; `under_way`: accepted commands
+    without a final result.
     """
     board = state.board
     if board and leader is None:

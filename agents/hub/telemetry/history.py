@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Message)
 
 
 class History:
-    """Reads the history in a thread that the constructor starts. The hub calls `tick`, which publishes the result."""
+    """Reads the history in a thread that the constructor starts. The hub calls `tick`, which publishes the history."""
 
     def __init__(self, path: Path, update_log: UpdateLog) -> None:
         self._path, self._update_log = path, update_log

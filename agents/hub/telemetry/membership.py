@@ -105,7 +105,7 @@ class Membership:
         return None
 
     def _forget_ranks(self) -> None:
-        """Forget the ranks of an earlier start. If such a rank still sends, the hub requests its hello and then refuses
+        """Forget the ranks of an earlier start. If one of them still sends, the hub requests its hello and then refuses
         it.
         """
         self._ranks, self._leader = {}, None

@@ -4,7 +4,7 @@
     watch(accelerator)  # after accelerator.prepare
 
 A step is one update of the weights. A step ends when the loop requests the first batch after `optimizer.step` from a
-prepared data loader. The ranks vote at this point, because the loop has then finished all work for the update.
+prepared data loader. The ranks vote at the end of a step, because the loop has then finished all work for the update.
 
 The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends
 an update when the count is a multiple of `gradient_accumulation_steps`. So a change of that value waits until the count
@@ -144,7 +144,8 @@ class _Watched:
             yield batch
 
     def _discard_unused(self) -> None:
-        """Discard a step without a micro-batch at the end of a loader, because an evaluation may follow."""
+        """Discard the current step if the loader ends before the step's first micro-batch, because an evaluation may
+        follow."""
         if self._context and not self._losses:
             context, self._context, self._report = self._context, None, None
             discard(context)

@@ -221,7 +221,7 @@ class _Fit:
         return file
 
     def discard_unused(self) -> None:
-        """Discard a step without a batch at the end of an epoch or before validation."""
+        """At the end of an epoch or before validation, discard the current step if it has no batch yet."""
         if self._context and not self._batches:
             self.phase(None)
             context, self._context, self._report = self._context, None, None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class TorchRanks:
     """This process as a rank of the job's process group; the only rank if there is no group.
 
-    The constructor is a collective call. It creates a separate gloo group, because gloo does not wait for the GPU, and
-    because the exchanges must not mix with the program's own collectives.
+    The constructor is a collective call. The constructor creates a separate gloo group, because gloo does not wait for
+    the GPU, and because the exchanges must not mix with the program's own collectives.
     """
 
     def __init__(self) -> None:

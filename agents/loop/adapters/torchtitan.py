@@ -199,7 +199,7 @@ class _ExpertCounters:
     """The counters of the MoE layers: on each rank, the token-expert pairs of its own tokens since the last reset.
 
     A counter is reset in `optimizers.step` if the layer balances its load with a bias, and never otherwise. If a layer
-    uses activation checkpointing, its counter counts each pair twice.
+    uses activation checkpointing, its counter counts each token-expert pair twice.
     """
 
     def __init__(self, model_parts: Sequence[Any], ranks: TorchRanks) -> None:
@@ -244,7 +244,8 @@ class _ExpertCounters:
 
 
 def _counters(model: Any) -> Iterator[tuple[str, Any, str, bool]]:
-    """The name of each MoE layer, the layer, the name of its counter, and whether each pair is counted twice."""
+    """For each MoE layer: its name, the module, the name of its counter, and whether recompute counts every
+    token-expert pair twice."""
     recomputed = [
         name for name, module in model.named_modules() if getattr(module, "checkpoint_impl", None) is not None
     ]

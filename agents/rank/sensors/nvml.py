@@ -28,7 +28,7 @@ REASONS = {
 
 
 class NoDevice(Exception):
-    """The device cannot be found in NVML. The message says why."""
+    """NVML cannot find the device. The message gives the reason."""
 
 
 class Gpu:
@@ -127,7 +127,7 @@ def _entries(visible: str) -> Sequence[str]:
 
 
 def _by_prefix(nvml: Any, every: Sequence[Any], entry: str) -> Any:
-    """The device with a UUID from CUDA_VISIBLE_DEVICES, where a unique prefix of the UUID is sufficient."""
+    """The device of an entry of CUDA_VISIBLE_DEVICES: a UUID or a unique prefix of one."""
     if entry.startswith("GPU-"):
         found = [one for one in every if _text(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
         if len(found) == 1:

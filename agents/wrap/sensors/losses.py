@@ -1,8 +1,8 @@
 """The loss of a step: the scalars on which the program calls `backward`.
 
 A loop that accumulates gradients usually divides the loss of each micro-batch by the number of micro-batches. If the
-losses were divided by this number, the loss of the step is their sum; otherwise it is their mean. The divisor of a loss
-is read from the autograd graph.
+losses were divided by the number of micro-batches, the loss of the step is their sum; otherwise it is their mean. The
+divisor of a loss is read from the autograd graph.
 """
 
 import math
@@ -51,8 +51,8 @@ class StepLoss:
 
 class Losses:
     """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
-    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If there
-    are none, the losses before that last step are used.
+    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If
+    `backward` was not called since then, the losses of the previous optimizer's step are used.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ def read(tensor: Any) -> Scalar | None:
 
 def divisor(tensor: Any) -> float | None:
     """The number by which the program divided a loss in its last operation, read from the autograd node. None if the
-    last operation is not a division by a number, or if the divisor is on a device, where reading it would wait."""
+    last operation is not a division by a number, or if the divisor is on a GPU, because reading it would block."""
     node = tensor.grad_fn
     name = node.name() if node is not None else ""
     if name not in (DIVISION, PRODUCT):

@@ -99,7 +99,7 @@ class StepTraffic:
 
     def waited(self, axis: str | None, seconds: float) -> None:
         """Add time that the training thread waited for a collective. If `axis` is None, the collective was started
-        earlier, and the time is added to the only axis of this step, else to `OTHER`."""
+        earlier, and the time is added to the axis of this step if there is only one, else to `OTHER`."""
         axis = axis or (next(iter(self._bytes)) if len(self._bytes) == 1 else OTHER)
         self.add(axis, 0)
         self._s[axis] = self._s.get(axis, 0.0) + seconds

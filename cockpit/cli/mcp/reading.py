@@ -76,7 +76,7 @@ class ReadingTools:
 
     def status(self) -> dict[str, Any]:
         """State of the run: link (live, stale, ended, ...), diagnosis, newest step with its metrics, and how many ranks
-        report. age_s: seconds since the hub was last heard; a missing value is null, never zero."""
+        report. age_s: seconds since the hub was last heard from; a missing value is null, never zero."""
         with self._session.view() as view:
             return bounded(plain.overview(view.store) | _missing(view))
 
@@ -238,8 +238,8 @@ def _missing(view: RunSnapshot) -> dict[str, Any]:
 
 
 def _thinned(points: Sequence[Point], width: int, most: int) -> tuple[list[Point], int]:
-    """Merge `points` into wider buckets until at most `most` remain. Returns these points, and the width of a bucket in
-    steps."""
+    """Merge `points` into wider buckets until at most `most` remain. Returns the merged points, and the width of a
+    bucket in steps."""
     series = Series()
     series.insert([step for step, _ in points], [value for _, value in points])
     while len(series.steps) > most:

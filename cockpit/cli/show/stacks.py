@@ -1,4 +1,5 @@
-"""``cockpit stacks``: prints the stacks of the ranks, grouped by code location, and names the outlying ranks."""
+"""``cockpit stacks``: prints the stacks of the ranks, grouped by code location, and names the ranks that differ from
+the others or did not answer."""
 
 from collections.abc import Sequence
 

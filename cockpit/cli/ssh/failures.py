@@ -64,7 +64,7 @@ def failure(target: SshTarget, status: int, printed: str, command: str) -> str:
 
 
 def forwarding_failure(target: SshTarget, printed: str) -> str:
-    """Why the forwarded socket does not lead to the hub."""
+    """Why the hub does not answer at the forwarded socket."""
     lines = [clean(line).strip()[:LONGEST] for line in printed.splitlines() if "open failed" in line]
     if any("prohibited" in line or "connect failed" in line for line in lines):
         return _filled(FORWARDING, target, "")

@@ -1,4 +1,5 @@
-"""The parts of an ``ssh://`` URL, each checked, so that no part can become an option of ssh or a word of a shell."""
+"""The parts of an ``ssh://`` URL. Each part is checked, so that ssh cannot interpret it as an option, nor a shell as a
+command."""
 
 import re
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """An ssh connection that forwards the sockets of a run's hub to a private directory on this machine.
 
-One ssh process does everything. It logs in, so the user's configuration, agent and jump hosts apply and a password is
-typed only once. It runs ``cockpit where`` on the other machine, which prints the hub's sockets and then waits. Finally,
-it forwards these sockets. When the connection is lost, the sockets are removed, so that clients become stale, and a
-thread connects again.
+A single ssh process holds the connection. It logs in with the user's ssh configuration, agent and jump hosts, so a
+password is typed only once. It runs ``cockpit where`` on the other machine, which prints the hub's sockets and then
+waits. Finally, it forwards these sockets. When the connection is lost, the forwarded sockets are removed, clients show
+the run as stale, and a thread reconnects.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ class Tunnel:
             watchdog.cancel()
 
     def keep(self) -> None:
-        """Start the thread that connects again whenever the connection is lost."""
+        """Start the thread that reconnects whenever the connection is lost."""
         self._thread.start()
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Tunnel:
         return [self._ssh, *flags, *self._target.arguments(), remote_command(*words)]
 
     def _answer(self) -> Where:
-        """Read the answer of the remote command. Other lines, which the start-up files of the shell print, are
+        """Read the answer of the remote command. Other lines, such as the output of the shell's startup files, are
         skipped."""
         process = self._process  # `close` may set the attribute to None in the meantime
         assert process and process.stdout

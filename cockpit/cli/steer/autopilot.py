@@ -117,7 +117,8 @@ class Autopilot:
             raise SurpriseError(surprise)
 
     def _watched(self) -> TrialState:
-        """Wait until the trial is settled, and return it. On an unexpected event, revert it and raise SurpriseError."""
+        """Wait until the trial is settled, and return it. If an unexpected event occurs, revert the trial and raise
+        SurpriseError."""
         while True:
             state = self.connection.client.state
             trial: TrialState | None = state.trials.get(self.trial)
@@ -143,8 +144,8 @@ class Autopilot:
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
         """After the trial of a change that affects the loss, propose the change again if steps were clearly faster and
-        the loss did not grow. The hub always reverts the trial of such a change, because step time alone cannot justify
-        the change."""
+        the mean loss increased by at most 2 %. The hub always reverts the trial of such a change, because step time
+        alone cannot justify the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
         if not loss_kept(trial):
@@ -209,8 +210,8 @@ def _until_stopped(autopilot: Autopilot) -> int:
 
 
 def _check_bounds(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Raise CockpitError if a bound names an unknown knob, lists an illegal value, or allows no legal value, and if it
-    bounds a knob that changes the loss and that `allow_loss` does not name.
+    """Raise CockpitError if a bound names an unknown knob, lists an illegal value or allows no legal value, if a
+    bounded knob changes the loss but is not in `allow_loss`, or if a knob in `allow_loss` has no bound.
     """
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):

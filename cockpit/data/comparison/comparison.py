@@ -1,4 +1,4 @@
-"""The runs that the curves screen compares with its own run. A separate thread reads these runs."""
+"""The runs that the curves screen compares with the open run. A separate thread reads these runs."""
 
 import queue
 import threading
@@ -22,14 +22,14 @@ from cockpit.data.sources.detail import YIELD_S
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 
-MOST = 4  # maximum number of runs beside the screen's own run; more lines cannot be distinguished
+MOST = 4  # maximum number of runs beside the open run; more lines cannot be distinguished
 POLL_S = 0.25
 AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
 
 class Comparison:
-    """The runs that are compared with the screen's own run. Any thread may call the methods. `revision` increases with
-    each change; changes are made under `lock`."""
+    """The runs that are compared with the open run. Any thread may call the methods. `revision` increases with each
+    change; changes are made under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,7 +46,7 @@ class Comparison:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: Path, store: Store, target: str) -> None:
-        """Read the run in `folder`, and show it together with the screen's own run (`store`, named `target`)."""
+        """Read the run in `folder`, and show it together with the open run (`store`, named `target`)."""
         with self.lock:
             self._store, self._target = store, target
             self.loading, self.error = folder.name, ""
@@ -68,8 +68,8 @@ class Comparison:
             self.by, self.revision = by, self.revision + 1
 
     def show(self, view: View | None) -> None:
-        """Set the steps in view. If a run has these steps only in buckets, every step is read from the run's
-        recording.
+        """Set the range of steps to show. If only buckets of these steps are known for a run, every step is read from
+        the run's recording.
         """
         self._view = view
 
@@ -82,7 +82,7 @@ class Comparison:
         )
 
     def differences(self) -> list[tuple[RunCurves, list[Difference]]]:
-        """The differences between the screen's own run and each other run."""
+        """The differences between the open run and each other run."""
         own = self.own
         return [] if own is None else [(one, differences(own, one)) for one in self.others]
 
@@ -133,9 +133,7 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the elapsed time of the screen's own run. This is repeated at intervals while the run
-        continues.
-        """
+        """Read the layout and the elapsed time of the open run. Called at intervals while the run continues."""
         store = self._store
         if store is None:
             return
@@ -165,7 +163,7 @@ class Comparison:
             self.revision += 1
 
     def _detail(self, one: RunCurves, view: View | None) -> None:
-        """Read the values of a run at every step in view from its recording, unless the state has them."""
+        """Read the values of a run at every visible step from its recording, unless the state has them."""
         with self.lock:
             if view != one.store.curve_view.steps:
                 one.store.curve_view.show(view)

@@ -117,8 +117,7 @@ def _step(point: Point) -> int:
 
 def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Point]]:
     """The exponential moving average along polylines, which are in step order; it continues from one polyline to the
-    next. A value loses half of its weight after `half_life` steps, so the average does not depend on how many of the
-    steps are known."""
+    next. A value loses half of its weight after `half_life` steps, even if some of those steps have no value."""
     total = weight = 0.0
     before: int | None = None
     found = []

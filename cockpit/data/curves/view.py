@@ -93,7 +93,7 @@ class CurveView:
             self._changed()
 
     def note(self, newest: Summary) -> None:
-        """Move a view that follows the run to the newest step, and add this step to the detail."""
+        """If the view follows the run, move it to the newest step; add this step to `detail`."""
         step = newest.step
         if self.steps and self.follows and step > self.steps[1]:
             self.steps = self.steps[0] + step - self.steps[1], step

@@ -1,7 +1,7 @@
 """Diagnoses from the hub's alerts: the most severe alert, its cause, when it began, and the best next step.
 
-One fault often raises several alerts. A throttled node also has slow ranks, and both slow down the run. The diagnosis
-names the alert that explains the others.
+One fault often raises several alerts. For example, a throttled node also has slow ranks and slows down the run. The
+diagnosis names the alert that explains the others.
 """
 
 from collections.abc import Callable, Sequence

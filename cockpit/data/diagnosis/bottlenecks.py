@@ -111,8 +111,8 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice against a bubble: how to find a larger number of micro-batches than `now` that is faster or, if a trial in
-    this run showed no gain, the result of that trial.
+    """Advice against a bubble: how to try more micro-batches than `now` or, if a trial in this run has already shown no
+    gain, the result of that trial.
     """
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
@@ -171,7 +171,7 @@ def _medians(store: Store) -> Medians:
 
 
 def data_bound(store: Store) -> Diagnosis | None:
-    """Names slow data loading. Slow data loading is detected only if the training loop reports a phase for it."""
+    """Detects slow data loading, if the training loop reports a phase for it."""
     found = medians(store)
     step_ms = found.step_ms
     waits = {name: found.phases.get(name, 0.0) for name in DATA_PHASES}

@@ -50,7 +50,7 @@ def trusted(store: Store) -> dict[str, Trust]:
 
 
 def trust_text(found: Trust | None) -> str:
-    """The accuracy of previews as text, such as ``9/10 inside, error 4 %``; "" without a check."""
+    """The accuracy of previews as text, such as ``9/10 inside, error 4 %``; "" if no preview has been checked."""
     if found is None:
         return ""
     return f"{found.hits}/{found.checks} inside, error {100 * found.mean_error:.0f} %"

@@ -17,7 +17,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A judgement of a run. `text` states the finding with its evidence."""
+    """A judgement of the state of a run. `text` states the finding with its evidence."""
 
     level: Level
     text: str

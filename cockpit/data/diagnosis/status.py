@@ -44,8 +44,8 @@ def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
     """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
-    dropped first. Then texts are shortened to their numbers. Other fields are dropped only if the line is still too
-    long.
+    dropped first. Then the texts of fields are shortened to their numbers. Other fields are dropped only if the line is
+    still too long.
     """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
@@ -153,7 +153,7 @@ def shortened(name: str) -> str:
 
 
 def simulated_text(store: Store) -> str:
-    """The mark of a simulated run, with its speed unless it runs in real time, such as ``SIMULATED x10``."""
+    """The label of a simulated run, with its speed unless it runs in real time, such as ``SIMULATED x10``."""
     speed = store.fact("speed")
     timed = isinstance(speed, int | float) and speed != 1
     return f"{SIMULATED} x{speed:g}" if timed else SIMULATED

@@ -52,7 +52,8 @@ def matching(store: Store, chosen: Filter | None, step: int | None = None) -> fr
 
 
 def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
-    """The ranks that match. For each `use`, the store caches the result of the newest filter."""
+    """The ranks that match. `use` says what the filter is used for; for each use, the store caches the result of the
+    newest filter."""
     return store.once(
         ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
     )
@@ -89,7 +90,7 @@ _CALCULATE: dict[str, Callable[[float, float], float]] = {
 
 
 class _Evaluation:
-    """Evaluates a filter on a store, with the values of a step."""
+    """Evaluates a filter for the ranks in a store, with their values at a step."""
 
     def __init__(self, store: Store, step: int | None) -> None:
         self._store, self._step = store, step

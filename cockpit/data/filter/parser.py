@@ -46,8 +46,8 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 
 class FilterError(ValueError):
-    """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: what would be
-    legal there. The error message states the problem, the column and what would be legal."""
+    """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: what is legal
+    at that position. The error message states the problem, the column and what is legal there."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
         self.problem, self.at, self.legal = problem, at, tuple(legal)

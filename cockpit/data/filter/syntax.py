@@ -1,4 +1,4 @@
-"""The nodes of a parsed filter, a typed tree, and the vocabulary of the language."""
+"""The nodes of the syntax tree of a filter, and the vocabulary of the filter language."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

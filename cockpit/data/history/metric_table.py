@@ -14,7 +14,7 @@ Totals = tuple[float, float, float]
 
 
 def totals(step: Step) -> Totals | None:
-    """The totals of a step's traffic over all axes; None if the traffic is not metered."""
+    """The totals of a step's traffic over all axes; None if the step has no traffic measurements."""
     if not step.comm:
         return None
     exposed_ms = ms = sent = 0.0

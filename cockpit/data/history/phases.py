@@ -118,7 +118,8 @@ class Phases:
         self.revision += 1
 
     def recent(self, step: int) -> tuple[StepPhases, ByRank] | None:
-        """The values of a step that is still arriving, from the records received so far; None if there are none."""
+        """The values of a step whose records are still arriving, from the records received so far; None if there are
+        none."""
         arriving = self._arriving.get(step)
         return self._values(step, arriving) if arriving else None
 

@@ -112,7 +112,8 @@ def values_of(records: list[Step]) -> ByRank:
 
 
 def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
-    """Each record's own time, as in `Step.own_ms` but computed from columns; NaN where its traffic is not metered."""
+    """Each record's own time, as in `Step.own_ms` but computed from columns; NaN for a record without traffic
+    measurements."""
     waited = list(map(sum, zip(*waits.values(), strict=True)))
     if math.isnan(sum(waited)):  # not all ranks report the same axes
         return [record.own_ms if record.comm else math.nan for record in records]

@@ -188,7 +188,7 @@ class RankHistory:
         return self._counts.get(step, (0, 0))[vital]
 
     def column(self, key: str, step: int) -> Column:
-        """One metric at one step, by position; empty if the step is not kept."""
+        """The values of one metric at one step, by position of the rank; empty if the step is not kept."""
         return self._frames.get(step, {}).get(key, ())
 
     def newest(self, key: str, count: int, to: int | None = None) -> list[Column]:

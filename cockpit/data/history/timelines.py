@@ -24,7 +24,8 @@ class _Kept:
 
 
 class Timelines:
-    """Keeps the timelines of all ranks at some steps. `time_of(step)`: the step time in ms, None if unknown."""
+    """Keeps the timelines of all ranks for a limited number of steps. `time_of(step)`: the step time in ms, None if
+    unknown."""
 
     def __init__(self, time_of: Callable[[int], float | None]) -> None:
         self._time_of = time_of

@@ -97,7 +97,7 @@ class Matrix:
             self.tiles[key] = pair
 
     def condense(self) -> None:
-        """Drop the rows. Unless each tile is a single pair, this leaves only the largest pair of each tile."""
+        """Drop the rows. If tiles hold more than one pair, only the largest pair of each tile is kept."""
         if self.tile > 1:
             self.condensed = True
         self.rows = EncodedRecords(Peers)

@@ -25,8 +25,8 @@ FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; `text` is searched
-    for, ignoring case, in the text and the source of an entry."""
+    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; an entry matches if
+    its text or its source contains `text`, ignoring case."""
 
     kind: int = 0
     level: int = 0
@@ -81,7 +81,7 @@ class LogGroup:
 
     @property
     def level(self) -> str:
-        """The worst level of the entries."""
+        """The most severe level of the entries."""
         return max((one.level for one in self.entries), key=LEVELS.index)
 
     @property
@@ -91,7 +91,7 @@ class LogGroup:
 
 
 def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
-    """The groups of the entries that pass the filter, oldest first."""
+    """The entries that pass the filter, with consecutive equal entries grouped; oldest first."""
     ends = ended_after(entries)
     found: list[LogGroup] = []
     before: tuple[object, ...] | None = None

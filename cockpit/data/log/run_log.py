@@ -180,8 +180,8 @@ def kind_of(event: Event) -> Kind:
 
 
 def _step_of(event: Event, kind: Kind) -> int | None:
-    """The step that an event names. A checkpoint names the number of steps done, so its event belongs to the last of
-    these steps.
+    """The step of an event, from its facts. A checkpoint event gives the number of completed steps, so it belongs to
+    the last of these steps.
     """
     value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

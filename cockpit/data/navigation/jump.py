@@ -21,7 +21,7 @@ WORDS = ("last", "step ", "rank ", "layer ", "expert ", "mark ")
 
 
 class JumpError(ValueError):
-    """Raised if a text does not name a valid jump; the message is one sentence."""
+    """Raised if a text does not name a valid target of a jump; the message is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def typical_of(times: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Lane:
-    """The actions of one rank, or of one of its stages, in time order. `rank` is None if no timeline is known."""
+    """The actions of one rank, or of one of its stages, in time order. `rank` is None if the stage has sent no timeline
+    for the step."""
 
     pp: int
     rank: int | None
@@ -184,7 +185,7 @@ def excess(pipeline: Pipeline, lane: Lane) -> float | None:
 
 @dataclass(frozen=True)
 class At:
-    """The content of a lane at a moment: an action, or the gap before `following`."""
+    """What a lane contains at a given time: an action, or the gap before `following`."""
 
     start_ms: float
     end_ms: float
@@ -193,7 +194,7 @@ class At:
 
 
 def at(lane: Lane, ms: float) -> At:
-    """The action or the gap of `lane` at `ms`."""
+    """The action or the gap of `lane` at time `ms`."""
     before = 0.0
     for action in lane.actions:
         if ms < action.start_ms:
@@ -205,7 +206,7 @@ def at(lane: Lane, ms: float) -> At:
 
 
 def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
-    """The content of a lane at `ms` as one line of text."""
+    """The content of a lane at time `ms` as one line of text."""
     if lane.rank is None:
         return f"{lane.label} · no timeline of this stage was sampled"
     here = at(lane, ms)
@@ -239,7 +240,7 @@ def _after_gap(pipeline: Pipeline, here: At) -> str:
 
 def longest(pipeline: Pipeline) -> tuple[Lane, Action, float] | None:
     """The largest excess of an action over the median duration of its kind and stage: the lane, the action, and the
-    excess in ms. Only actions that take more than 1.5 times their median count; None if there are none.
+    excess in ms. Actions that take at most 1.5 times their median duration are ignored; None if no other action exists.
     """
     found = [
         (action.end_ms - action.start_ms - lane.medians[action.kind, action.stage], lane, action)

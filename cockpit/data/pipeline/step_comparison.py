@@ -32,7 +32,7 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """A quantity on the stage where it grew most: its time in ms in the step and in the usual step."""
+    """A quantity on the stage where it grew most: its time in the compared step and in the usual step."""
 
     quantity: str
     stage: int
@@ -48,8 +48,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, `values` holds the median over steps of the stage's median, and the
-    median over steps of the value of the stage's worst rank.
+    """The usual step. For each quantity and stage, `values` holds two medians over the steps: of the stage's median,
+    and of the highest value of a rank in the stage.
     """
 
     steps: int
@@ -94,7 +94,8 @@ def by_rank_at(store: Store, step: int | None) -> ByRank | None:
 
 
 def _from_history(store: Store, step: int) -> ByRank | None:
-    """The values of every rank in one of the newest steps, without waiting and idle time."""
+    """The step time, own time and phases of every rank in one of the newest steps; waiting and idle times are not
+    available."""
     history = store.rank_history
     keys = [STEP, OWN, *(PHASE + name for name in history.phases)]
     columns = {key: array("f", column) for key in keys if (column := history.column(key, step))}

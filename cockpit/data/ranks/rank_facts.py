@@ -187,7 +187,7 @@ def _stage(store: Store, rank: int) -> int | None:
 
 
 def _grown(known: dict[str, Fact], step_ms: float) -> Iterator[str]:
-    """The phases that take longer than those of the peers, the longest first."""
+    """The phases in which the rank is slower than its peers, the largest difference first."""
     longer = [
         fact for key, fact in known.items() if key.startswith(PHASE) and fact.excess > NOTABLE * step_ms
     ]

@@ -146,7 +146,7 @@ def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
 
 
 def title(found: FinalSummary) -> str:
-    """The title, such as ``demo has ended``, with a mark if the run is simulated."""
+    """The title, such as ``demo has ended``, with a label if the run is simulated."""
     mark = f"{SIMULATED} " if found.simulated else ""
     return f"{mark}{found.run} {_ENDS.get(found.link, _STOPPED)}"
 

@@ -85,7 +85,7 @@ class ListedRun:
 
     @property
     def shown(self) -> str:
-        """The name of the folder as it is shown."""
+        """The name of the folder without control characters, for the screen."""
         return format.clean(self.folder.name)
 
     @property
@@ -271,7 +271,7 @@ def bytes_text(size: int) -> str:
 
 
 def status_text(run: ListedRun) -> str:
-    """The state in words, with the mark of a simulated run."""
+    """The state in words, with a label if the run is simulated."""
     return f"{run.status.value} SIMULATED" if run.simulated else run.status.value
 
 

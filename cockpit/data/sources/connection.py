@@ -166,7 +166,7 @@ class Connection:
         return rebuilt
 
     def wait_for_snapshot(self, timeout_s: float = ANSWER_S) -> None:
-        """Wait for a snapshot with at least one rank and its knobs."""
+        """Wait for a snapshot that contains at least one rank and the knob board."""
         deadline = time.monotonic() + timeout_s
         while not (self._resets and self.store.state.hellos and self.store.state.board):
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Reads each step in view from the recording of the run, in a separate thread, for a live screen.
+"""Reads the values at each visible step from the recording of the run, in a separate thread, for a live screen.
 
 A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine
 can read the recording that the hub is writing. A screen that cannot read the recording shows the buckets.
@@ -25,9 +25,9 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Fills two parts of the store from the recording: `CurveView.detail` and, once, the expert load from before this
-    screen was opened. `target`: the run's name or folder; for a run given by URL, the folder is unknown and nothing is
-    read."""
+    """Reads every step of the visible range into `CurveView.detail` and, once, adds the expert load from before this
+    screen was opened. Both come from the run's recording. `target`: the run's name or folder; for a run given by URL,
+    the folder is unknown and nothing is read."""
 
     def __init__(self, target: str) -> None:
         self._target = target

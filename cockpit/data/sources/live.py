@@ -33,8 +33,8 @@ def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
 
 
 def _has_rejoined(new: RunState, old: RunState, rebuilt_s: float) -> bool:
-    """Whether `new` can replace `old`. After a restart of the hub, the ranks join again within seconds. Until then, the
-    screen continues to show the old state, with its age."""
+    """Whether enough ranks are in `new` to show it instead of `old`. After a restart of the hub, the ranks join again
+    within seconds. Until then, the screen continues to show the old state, with its age."""
     return len(new.hellos) >= len(old.hellos) or time.monotonic() - rebuilt_s > REJOIN_S
 
 

@@ -88,7 +88,7 @@ class Playback:
         self._moves.put(move)
 
     def step(self, by: int) -> None:
-        """Pause at the next training step or, if `by` is negative, at the previous one."""
+        """Move to the next training step or, if `by` is negative, to the previous one, and pause there."""
 
         def move(replay: Replay) -> None:
             self.paused = True
@@ -105,8 +105,8 @@ class Playback:
         self._moves.put(move)
 
     def go_to(self, step: int, refused: Callable[[str], object]) -> None:
-        """Pause at a training step. If the step is not recorded, `refused` is called with the reason, in this source's
-        thread.
+        """Move to a training step and pause there. If the step is not recorded, `refused` is called with the reason, in
+        this source's thread.
         """
 
         def move(replay: Replay) -> None:

@@ -174,7 +174,7 @@ def _trial_progress(trial: TrialState) -> tuple[int, int]:
 def playback_position(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
 ) -> PlaybackPosition:
-    """The position of `replay`, as the store represents it."""
+    """The position of `replay` as a `PlaybackPosition` for the store."""
     return PlaybackPosition(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 

@@ -1,7 +1,7 @@
-"""The local ends of a run's sockets that ssh forwards, for a run named by an ``ssh://`` URL.
+"""The local sockets that ssh forwards to the sockets of a run, for a run named by an ``ssh://`` URL.
 
-The command line opens the tunnel (`cockpit.cli.ssh.tunnel`) and names the directory of the sockets in the environment,
-so that the processes that a command starts use the same tunnel.
+The command line opens the tunnel (`cockpit.cli.ssh.tunnel`) and stores the directory of the sockets in an environment
+variable, so that child processes use the same tunnel.
 """
 
 import os

@@ -100,7 +100,8 @@ def hosts_of(store: Store) -> dict[str, list[int]]:
 
 
 def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
-    """The ranks without a row that report zero all-to-all bytes, such as the ranks of a stage without experts."""
+    """The ranks that report zero all-to-all bytes and have no row in the matrix, such as those of a stage without
+    experts."""
 
     def find() -> frozenset[int]:
         steps = store.state.steps
@@ -177,7 +178,7 @@ class AxisTraffic:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, so
+        """Bytes that a rank sends, divided by its time in collectives. The time includes waiting for other ranks, so
         the links are at least this fast.
         """
         ms = self.traffic.ms
@@ -199,7 +200,8 @@ class Group(NamedTuple):
 
 
 def groups(store: Store) -> dict[str, Group]:
-    """The groups of each axis. The ep axis reuses the ranks of other axes, so its groups are found by `_rows_of_ep`."""
+    """For each axis, the size of its largest group and the maximum number of hosts that a group spans. The ep axis
+    reuses the ranks of other axes, so its groups are found by `_rows_of_ep`."""
     return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
 
 

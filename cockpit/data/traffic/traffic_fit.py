@@ -1,12 +1,12 @@
-"""Fits a model of the time in an axis's collectives to a run's own steps: ms = rest + alpha x micro-batches + beta x
-bytes.
+"""Fits a model of the time in the collectives of an axis to the steps of a run: ms = rest + alpha x micro-batches +
+beta x bytes.
 
 A sample is one step: the bytes that a rank sends over the axis and its time in collectives, both as means over ranks.
-An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha is
-known only if the number of micro-batches varied. Beta is known only if the bytes varied. The rest is the time that
-neither of these terms explains, mainly waiting for other ranks. The uncertainty is a jackknife estimate over blocks of
-consecutive steps, because the noise of neighbouring steps is correlated. The interval is wide if few steps determine
-the fit.
+An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha can
+be fitted only if the number of micro-batches differs between steps, and beta only if the bytes differ. The rest is the
+time that neither of these terms explains, mainly waiting for other ranks. The uncertainty is a jackknife estimate over
+blocks of consecutive steps, because the noise of neighbouring steps is correlated. The interval is wide if few steps
+determine the fit.
 """
 
 import math

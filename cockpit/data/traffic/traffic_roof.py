@@ -12,9 +12,9 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: the rate per rank that large collectives reach on the link.
-    `bytes_ms`: time to send the bytes of the step at this rate. `assumed`: the machine is not in the table, so the
-    values are accurate only to an order of magnitude.
+    """The link that limits the collectives of an axis. `bytes_per_s`: the rate per rank that large collectives reach on
+    the link. `bytes_ms`: time to send the bytes of the step at this rate. `assumed`: the machine is not in the table,
+    so the values are accurate only to an order of magnitude.
     """
 
     machine: str

@@ -117,7 +117,7 @@ class Span:
 
 
 def metrics_of(request: Any, names: Mapping[str, Quantity]) -> Iterator[tuple[Source, list[Reading]]]:
-    """The readings of an `ExportMetricsServiceRequest`, in order of time. `names`: the quantity of each known metric
+    """The readings of an `ExportMetricsServiceRequest`, sorted by time. `names`: the quantity of each known metric
     name; other metrics are ignored. Raises ExportError."""
     for resource in request.resource_metrics:
         readings: dict[int, Reading] = {}

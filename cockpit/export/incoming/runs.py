@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 class ExportedRun:
-    """The run that shows one exporting program. Its methods are called in the thread that created it."""
+    """A run that represents one exporting program. Its methods are called in the thread that created it."""
 
     def __init__(self, source: Source, name: str, now_s: float) -> None:
         self._loop = agents.join(name, host=source.host, facts=source.facts)
@@ -120,8 +120,8 @@ class ExportedRun:
 
 
 class ExportedRuns:
-    """One run for each program that exports. `name`: the name of every run; "" names each run after its service.
-    `opened` is called with the name of a new run.
+    """One run for each program that exports. `name`: the name of all these runs; if it is "", each run has the service
+    name of its program. `opened` is called with the name of a new run.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ExportedRuns:
 
     def end_old(self) -> None:
         """End the runs whose programs have ended or are silent. If a program without a run id exports again later, it
-        becomes another run."""
+        is shown as a new run."""
         for source, run in list(self._runs.items()):
             if run.over(self._clock()):
                 run.close()

@@ -18,7 +18,8 @@ FROM_STEP = "planned: from the step time"
 @dataclass(frozen=True)
 class RankMemory:
     """The measured memory of one rank: the rank that uses the most memory among the ranks of a pp coordinate. `step`:
-    bytes of its newest step; `device`: bytes in use on its device."""
+    the memory in bytes that the rank reported for its newest step; `device`: bytes in use on its device, by all
+    processes."""
 
     rank: int
     step: int | None

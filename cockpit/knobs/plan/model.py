@@ -127,7 +127,7 @@ class WhatIf:
         return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
 
     def suggestions(self, store: Store) -> Answer | None:
-        """`Suggestions`: changes, each of one setting, that would make steps faster."""
+        """`Suggestions`: changes to a single setting that would make steps faster."""
         knobs = value_knobs(store.state.board)
         live = legal_changes(store)
         measured = evidence(store)

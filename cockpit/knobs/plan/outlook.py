@@ -55,7 +55,7 @@ class Outlook:
 
 
 class Planner:
-    """Predicts the memory, traffic and step time that one run would have after changes of its settings."""
+    """Predicts the memory, traffic and step time that one run would have after changes to its settings."""
 
     def __init__(self, reported: Reported, basis: Basis, measured: Measured) -> None:
         self.reported, self.basis = reported, basis

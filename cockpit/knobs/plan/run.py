@@ -37,8 +37,9 @@ class NoLayoutError(RefusedError):
 
 @dataclass(frozen=True)
 class Reported:
-    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: the measured memory
-    of the smallest device in bytes; on CPUs, an equal share of the machine's memory. `limit`: the capacity as text.
+    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: the size in bytes of
+    the smallest device memory that a rank reports; on CPUs, a rank's equal share of its machine's memory. `limit`: the
+    capacity as text.
     """
 
     folders: tuple[Path, ...]

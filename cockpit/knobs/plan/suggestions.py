@@ -1,5 +1,6 @@
-"""The planner's advice: changes of one setting each, ranked by predicted step time, for the knob board and for a
-restart. This module imports the planner, so only the worker thread and `cockpit advise` import it."""
+"""The planner's advice: changes to a single setting, ranked by predicted step time. Changes for the knob board and
+changes that need a restart are ranked separately. This module imports the planner, so only the worker thread and
+`cockpit advise` import it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision
 
 @dataclass(frozen=True)
 class Suggestions:
-    """`live`: changes that the knob board can make; `restart`: changes of the layout. `peaks`: for each change, the
-    planned peak memory, in bytes, of the rank that needs the most."""
+    """`live`: changes that the knob board can make; `restart`: changes to the layout, which need a restart. `peaks`:
+    for each change, the planned peak memory, in bytes, of the rank that needs the most."""
 
     live: Advice
     restart: Advice

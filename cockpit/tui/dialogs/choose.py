@@ -27,7 +27,7 @@ class Row:
 
 class Choose(Dialog[list[str] | None]):
     """Returns the keys of the chosen rows, or None. With `several`, the space bar adds a row to `chosen` or removes it.
-    If the space bar was not pressed, Enter puts the row under the cursor in the place of the chosen row `current`."""
+    If the space bar was not pressed, Enter replaces the chosen row `current` with the row under the cursor."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),

@@ -18,7 +18,8 @@ from cockpit.tui.drawing.theme import palette
 
 
 class Starting(Dialog[bool]):
-    """Screen that closes when the first step is done. If the engine exits before that, the app exits with status 1."""
+    """Screen that closes when the first step is done. If the engine exits before the first step is done, the app exits
+    with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("q,ctrl+c", "app.quit", "stop the run and quit", id="starting.quit")

@@ -43,12 +43,12 @@ class XAxis:
         return (2 * self.columns - 1) / (self.last - self.first) if self.last > self.first else 0.0
 
     def column(self, x: float) -> int:
-        """The column of cells for an x value. The result is below 0 or above `columns` - 1 if the value is not in the
-        range."""
+        """The column of the chart in which an x value is drawn. The result is below 0 or above `columns` - 1 if the
+        value is outside the range."""
         return math.floor((x - self.first) * self.dots + 0.5) // 2
 
     def x(self, column: int) -> float:
-        """The x value in the middle of a cell."""
+        """The x value in the middle of a column."""
         return self.first + (2 * column + 0.5) / self.dots if self.dots else self.first
 
 

@@ -49,7 +49,7 @@ class StripLine:
 
     def add_fitting(self, width: int, *items: Sequence[tuple[str, Style]]) -> "StripLine":
         """Add items until one does not fit in `width` cells. An item is a sequence of texts with their styles. No item
-        is cut, because a cut number looks like another number."""
+        is cut, because a truncated number would be misleading."""
         for parts in items:
             if self.width + sum(cell_len(text) for text, _ in parts) > width:
                 break

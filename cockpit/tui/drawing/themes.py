@@ -1,7 +1,7 @@
 """The colours of each theme, and the Textual themes made from them. `THEMES` are for terminals with 256 or more
 colours: the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are
-readable. The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced
-by the nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks
+readable. The themes in `SIXTEEN` are for terminals with 16 colours and use only these. Any other colour would be
+replaced by the nearest of the 16, which could be the background colour. `NO_COLOUR` uses no colours and marks
 differences with bold and reverse video.
 """
 

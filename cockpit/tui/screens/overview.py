@@ -1,4 +1,5 @@
-"""Screen 1: the diagnosis of the run, and a summary panel for each aspect of it."""
+"""Screen 1: the diagnosis of the run, and panels that summarise its ranks, pipeline, experts, traffic, curves, knobs
+and events."""
 
 from collections.abc import Sequence
 

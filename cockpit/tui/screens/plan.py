@@ -45,7 +45,7 @@ class Plan(RunScreen):
             panel.focus()
 
     async def action_open(self) -> None:
-        """Copy the hypothetical values to the knob board as edits. If all of them are values of layout keys, show the
+        """Copy the hypothetical values to the knob board as edits. If the knob board accepts none of them, show the
         arguments for a restart instead."""
         store: Store = self.session.store
         with store.lock:

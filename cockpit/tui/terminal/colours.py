@@ -11,8 +11,7 @@ _FULL = {"truecolor", "256"}
 
 
 def no_colour() -> bool:
-    """Whether the user wants no colours. As https://no-color.org defines, any non-empty value of `NO_COLOR` means
-    yes."""
+    """Whether the user has turned colours off: `NO_COLOR` has any non-empty value, as https://no-color.org defines."""
     return bool(os.environ.get("NO_COLOR"))
 
 

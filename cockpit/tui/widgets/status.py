@@ -22,7 +22,7 @@ SHORT, LONG = 3, 4  # most lines of the diagnosis
 
 
 class Status(Widget):
-    """One line with the state of the run, and the lines of the diagnosis: its evidence and the next step."""
+    """One line with the state of the run, and the lines of the diagnosis: its evidence and the recommended action."""
 
     def __init__(self, operator: bool, selection: Selection) -> None:
         super().__init__(id="status")
@@ -71,8 +71,8 @@ def verdict_line(
 
 
 def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
-    """Two fields: the selected step, and the filter with the number of ranks that match. Both restrict the data
-    that the screens show."""
+    """Two fields: the selected step, and the filter with the number of ranks that match. A selected step and a filter
+    both restrict the data that the screens show."""
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:

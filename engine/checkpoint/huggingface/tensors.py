@@ -74,9 +74,9 @@ def block(model: Model, kind: str, layer: int, ours: str) -> Iterator[Entry]:
 
 
 def prediction(model: Model, kind: str, layer: int) -> Iterator[Entry]:
-    """The tensors of a multi-token prediction module, with the names of DeepSeek-V3's release. DeepSeek's projection
-    `eh_proj` takes the concatenation [embedding, state], the engine's `joint` takes [state, embedding]. Each module of
-    the release has copies of the embedding and of the head."""
+    """The tensors of a multi-token prediction module, with their names in the released DeepSeek-V3 checkpoint.
+    DeepSeek's projection `eh_proj` takes the concatenation [embedding, state], the engine's `joint` takes [state,
+    embedding]. In that checkpoint each module has its own copy of the embedding and of the head."""
     ours, theirs, D = f"mtp.{layer}.", f"model.layers.{layer}.", model.d_model
     yield Entry(f"{ours}embedding_norm.weight", f"{theirs}enorm.weight", (D,))
     yield Entry(f"{ours}state_norm.weight", f"{theirs}hnorm.weight", (D,))

@@ -1,8 +1,8 @@
-"""Predicts the effect of other knob values on a live run with the planner.
+"""Uses the planner to predict the effect of other knob values on a live run.
 
 The layout with the new knob values is planned like any other layout. Memory and traffic are computed with exact
-formulas. Times are estimates, so the planner's times are scaled by factors that are fitted to the steps of this run
-(`engine.planner.refit`).
+formulas. The planner can only estimate times, so its times are scaled by factors that are fitted to the steps of this
+run (`engine.planner.refit`).
 """
 
 from collections import Counter
@@ -139,7 +139,7 @@ class PlannedEffect:
         return fit(observed)
 
     def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
-        """The interval that the step time, in seconds, is predicted to have after a change."""
+        """The predicted interval of the step time after a change, in seconds."""
         by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
         return interval(now.mean, by, now.noise, factors.residual, error_of_change)
 
@@ -213,8 +213,7 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """Section `section` of `held`, in which the keys that differ between `old` and `new` have their values from
-    `new`."""
+    """Section `section` of `held`, with the keys that differ between `old` and `new` set to their values in `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

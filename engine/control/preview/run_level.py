@@ -31,8 +31,8 @@ class Stretch(NamedTuple):
 
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
-    """Predict the mean step time, in seconds, of the next stretch, which has the knob values `values`, with a 90 %
-    interval. `stretches` are the earlier stretches in chronological order."""
+    """Predict the mean step time in seconds, with a 90 % interval, if the next steps run with the knob values `values`.
+    `stretches` are the earlier stretches in chronological order."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]

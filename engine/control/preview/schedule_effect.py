@@ -80,9 +80,9 @@ class ScheduleEffect:
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
-        """Estimates of the bubble and its bound. `only_cut`: whether only the schedule or the number of micro-batches
-        changes. Otherwise the measured action times of each stage are scaled by the ratio of the planner's predictions
-        after and before the change."""
+        """Estimates of the quantities `bubble` and `bubble_bound`. `only_cut`: whether only the schedule or the number
+        of micro-batches changes. Otherwise the measured action times of each stage are scaled by the ratio of the
+        planner's predictions after and before the change."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}
@@ -183,7 +183,7 @@ def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
 
 
 def _window_ms(clock: ScheduleClock, steps: Sequence[Costs]) -> float:
-    """Simulate the steps, and return the mean time of the pipeline's window, in ms."""
+    """Simulate the steps, and return the mean of their `windows`, in ms."""
     return 1e3 * float(_simulated(clock, steps).windows.mean())
 
 

@@ -36,8 +36,8 @@ def tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
 
 def meeting(environ: Mapping[str, str]) -> dict[str, str]:
     """The rendezvous address: MASTER_ADDR is the first node of the Slurm job step, which has rank 0, and MASTER_PORT
-    depends on the job and the job step. A variable that the environment sets is left out. Empty outside a job step, or
-    if Slurm's variables are missing."""
+    depends on the job and the job step. A variable that the environment already sets is left out. Empty outside a job
+    step, or if Slurm's variables are missing."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     if not in_step(environ) or not nodes or not job.isdecimal() or not step.isdecimal():

@@ -107,7 +107,7 @@ def join(
     listen: str | None = None,
     on_failure: Callable[[], None] | None = None,
 ) -> int:
-    """Run `work` in this process as the rank of `context` and return the exit status 0.
+    """Run `work` in this process as the rank that `context` describes, and return the exit status 0.
 
     SIGTERM and SIGINT request a stop; SIGUSR1 to rank 0 requests a checkpoint. If `work` fails, this function prints
     the error and its traceback on stderr, calls `on_failure` and exits the process at once with status 1, because a

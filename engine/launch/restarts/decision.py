@@ -35,10 +35,9 @@ class Attempt:
 
 
 class Restarts:
-    """Decides how often the ranks of one run are started, and from which checkpoint. `find(layout, fixed)` finds the
-    checkpoint from which the ranks of a layout continue this run. `work_of(attempt)` returns the function that each
-    rank runs.
-    """
+    """Decides whether the ranks of a run are started again after they have ended, and from which checkpoint.
+    `find(layout, fixed)` finds the checkpoint from which the ranks of a layout continue this run. `work_of(attempt)`
+    returns the function that each rank runs."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Handover:
 
     @property
     def text(self) -> str | None:
-        """The text of the new layout; None if the ranks have not ended because of a layout change."""
+        """The text of the new layout; None unless the ranks have exited to change the layout."""
         _, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 

@@ -51,7 +51,7 @@ class Signals:
         self.close()
 
     def close(self) -> None:
-        """Close the wake-up sockets. A forked rank calls this instead of leaving the context."""
+        """Close the wake-up sockets. A forked rank calls this instead of exiting the context manager."""
         self.woken.close()
         self._waker.close()
 

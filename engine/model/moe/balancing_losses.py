@@ -15,9 +15,9 @@ from torch import Tensor
 def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
     """Auxiliary loss E sum_e f_e P_e of this rank's slice, summed over sequences.
 
-    f_e is the fraction of a sequence's expert choices (W = `whole` tokens) that pick expert e; P_e is the mean
-    probability of e over the sequence's tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores,
-    DeepSeek-V3 2024, eq. 17-20). The loss of a balanced sequence is 1.
+    For a sequence of `whole` tokens, each of which chooses K experts, f_e is the fraction of these choices that pick
+    expert e, and P_e is the mean probability of e over the tokens (Fedus et al. 2022, eq. 4; per sequence and with
+    normalised scores, DeepSeek-V3 2024, eq. 17-20). The loss of a balanced sequence is 1.
     """
     probs_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True)
     return share_BE.shape[-1] * (share_BE * probs_BSE.sum(1) / whole).sum()

@@ -1,6 +1,6 @@
 """Mixture of experts: a router, all-to-alls to the experts and back, and the experts as one grouped GEMM.
 
-Shapes: B sequences, S tokens of this rank's slice, T = B S, D model, F expert width, E experts, K top-k.
+Shapes: B sequences, S tokens of this rank's slice, T = B S, D model width, F expert width, E experts, K top-k.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@ All counts are over whole sequences, even if the slices of a sequence are on sev
 and gradients are the same in every layout. Ties are resolved in favour of the lower expert index or the earlier
 position.
 
-Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
-G groups of experts, C capacity. A pair is a token and an expert to which the token is routed.
+Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model width, E experts, K
+top-k, G groups of experts, C capacity. A pair is a token and an expert to which the token is routed.
 """
 
 import math
@@ -139,9 +139,9 @@ class TokenChoice(Router):
         self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None
     ) -> Callable[[], Tensor]:
         """Returns a function that returns, for each sequence and expert, the number of tokens that chose the expert,
-        [B, E]. If there is a bias, it counts the K experts with the highest scores without the bias, over all groups,
-        as each token's choice (DeepSeek-V3 2024, eq. 18). The ranks of a sequence exchange their counts while the layer
-        sends its rows to the experts."""
+        [B, E]. If the router has a bias, the counts use the K experts that the token would choose without the bias and
+        without groups (DeepSeek-V3 2024, eq. 18). The ranks of a sequence exchange their counts while the layer sends
+        its rows to the experts."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None

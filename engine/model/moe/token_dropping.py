@@ -43,7 +43,7 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 def in_half(x_BSE: Tensor) -> Tensor:
     """Scores at half their precision. This keeps rounding errors from deciding how the tokens of a sequence are ranked.
-    The scores of identical tokens differ only in the last digits, which depend on the layout. At half precision these
+    The scores of identical tokens differ only in the last digits, which depend on the layout. After the conversion such
     scores are equal, and the earlier token ranks higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])

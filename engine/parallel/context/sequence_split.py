@@ -1,9 +1,9 @@
 """Splits a sequence over several ranks, and gathers router statistics over these ranks.
 
 Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
-so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). The two chunks of a cp rank,
-one after the other, are then split evenly over tp. A tp slice may contain parts of both chunks, but each half of the
-slice is contiguous; these halves are called *pieces*.
+so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). The two chunks of a cp rank
+are then concatenated and split evenly over tp. A tp slice may contain parts of both chunks, but each half of the slice
+is contiguous; these halves are called *pieces*.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """

@@ -1,7 +1,7 @@
 """Assumed hardware of a rank on one core of a server CPU, for machines that were not measured.
 
-The values are only orders of magnitude. Callers calibrate the predicted times with a run's telemetry
-(`engine/planner/refit.py`). `engine probe` measures the actual machine.
+The values are rough estimates, correct only in their order of magnitude. Callers calibrate the predicted times with a
+run's telemetry (`engine/planner/refit.py`). `engine probe` measures the actual machine.
 """
 
 from msgspec import structs

@@ -1,4 +1,4 @@
-"""Description of a machine for the planner: a device, the links between ranks, and the shares of the peak rates that a
+"""Description of a machine for the planner: a device, the links between ranks, and the share of each peak rate that a
 run reaches."""
 
 from typing import Annotated
@@ -31,7 +31,7 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the peak rates that a run reaches, fitted to a hardware generation or measured by `engine probe`."""
+    """The share of each peak rate that a run reaches, fitted to a hardware generation or measured by `engine probe`."""
 
     gemm: Share = 0.8  # share of the dense peak that a large matmul reaches
     half_rows: AtLeast0 = 128.0  # number of rows at which a matmul reaches half of `gemm`
@@ -81,7 +81,7 @@ class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
-    """A cluster of equal devices. `links` are ordered from the innermost level to the outermost, which connects any
+    """A cluster of identical devices. `links` are ordered from the innermost level to the outermost, which connects any
     number of ranks."""
 
     name: str

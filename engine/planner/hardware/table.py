@@ -19,7 +19,7 @@ MOST_BYTES = 2**20  # maximum size of a hardware file
 
 
 class HardwareError(RefusedError):
-    """A mistake in a hardware name or file; the message is one sentence."""
+    """An unknown hardware name, or an error in a hardware file; the message is one sentence."""
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ Counts = tuple[int, ...]  # micro-batches in flight on each stage of a rank, in 
 def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
-    """The tuples of counts that a rank reaches in a step, without those that another tuple equals or exceeds on every
-    stage. Whatever the sizes of the stages are, peak memory occurs at one of these tuples."""
+    """The tuples of counts that a rank reaches in a step. A tuple is left out if another one is at least as high on
+    every stage. Whatever the sizes of the stages are, peak memory occurs at one of the returned tuples."""
     if ranks == 1:
         return ((1,) * virtual_stages,)
     return _highest(

@@ -68,7 +68,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job, counted once for all pipeline ranks."""
+    """Bytes of each kind of layer of a job, computed once and reused for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job

@@ -78,7 +78,7 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 def saved_of_documents(job: Job) -> list[Saved]:
     """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks and, if
-    positions restart, the rotary factors. On a GPU, lists of blocks are kept instead; they are too small to count."""
+    positions restart, the rotary tables. On a GPU, lists of blocks are kept instead; they are too small to count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -139,8 +139,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
     """The additional storages of attention in a window of W keys. Each block of W queries after the first saves copies
     of its queries and of two blocks of keys and values. The outputs of the first block and of the later blocks are also
-    saved before they are joined.
-    """
+    saved before they are concatenated."""
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
     return [

@@ -174,7 +174,7 @@ def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> lis
 
 def _experts(job: Job, mlp: Experts) -> list[Saved]:
     """Tensors of the router, the permutation and the experts of Megatron-Core with grouped matmuls. The routing weights
-    are multiplied with the activations and not with the experts' outputs, so the outputs are not kept."""
+    scale the activations instead of the experts' outputs, so the outputs are not kept."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
     width = mlp.latent or D

@@ -28,10 +28,10 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 
 
 class State(NamedTuple):
-    """Bytes of state on one rank. `gathered`: gathered weights during the backward pass. `staying`: weights that are
-    still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the next.
-    `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers for the reduction of
-    one FSDP unit in the backward pass."""
+    """Bytes of state on one rank. `gathered`: weights that are gathered during the backward pass. `staying`: weights
+    that are still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the
+    next. `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers for the
+    reduction of one FSDP unit in the backward pass."""
 
     parameters: float
     gathered: float

@@ -1,4 +1,5 @@
-"""Temporary memory, in addition to the saved tensors, during the backward pass of one layer and during the loss.
+"""Temporary memory, in addition to the saved tensors, during the backward pass of one layer and while the loss is
+computed.
 
 The backward pass of a layer needs the most memory while it runs through the activation function of the MLP or the
 experts. At that point, the gradients with respect to the function's inputs are allocated (two tensors of the hidden

@@ -21,7 +21,7 @@ CLOSE = 0.005  # maximum relative difference in step time that is reported as "a
 class Neighbour:
     """The best choice with one setting changed. `why`: the effect of the change, in one clause. `order`: "faster" or
     "slower" if the predictions tell which layout is faster, else "uncertain"; None if the changed choice is not legal
-    or does not fit."""
+    or does not fit into memory."""
 
     change: str
     choice: Choice
@@ -83,7 +83,7 @@ def _more(size: float) -> str:
 
 def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterator[tuple[str, Choice]]:
     """Variants of the best choice with one change each: the size of an axis halved or doubled (dp_shard is adjusted to
-    keep the number of ranks), or another schedule, recompute mode or ZeRO stage."""
+    keep the number of ranks), or another schedule, micro-batch size, recompute mode or ZeRO stage."""
     for axis in ("tp", "pp", "cp", "ep", "dp_replicate"):
         size = getattr(best, axis)
         for new in (size // 2, size * 2):

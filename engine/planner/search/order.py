@@ -6,8 +6,8 @@ The factor is smaller for pairs whose layers are split in the same way, because 
 and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
 
 A second rule does not use this factor. If two layouts split their layers in the same way, and one of them takes at
-least as long in each cause (computation, recomputation, bubble, ...) and longer in total, it counts as slower: an error
-that scales a cause equally in both layouts does not change their order.
+least as long for each cause (computation, recomputation, bubble, ...) and longer in total, that layout counts as
+slower: an error that scales a cause equally in both layouts does not change their order.
 """
 
 import tomllib
@@ -28,8 +28,9 @@ NEGLIGIBLE = 0.002  # time saved in a cause that does not count, relative to the
 
 
 class Limits(Struct, frozen=True):
-    """Largest factors between the predicted and the measured ratio of two step times, for the share `held` of pairs of
-    layouts. `same_split` applies if both layouts split their layers in the same way, else `other_split`."""
+    """For the share `held` of the published pairs of layouts, the measured ratio of their step times differs from the
+    predicted ratio by at most a factor: `same_split` if both layouts split their layers in the same way, else
+    `other_split`."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor
@@ -59,12 +60,12 @@ def reach(first: Job, second: Job) -> float:
 
 def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
     """Whether two predictions, given as seconds by cause, tell which layout is faster: the step times differ by more
-    than the factor `reach`, or one layout is slower and does not save time in any cause."""
+    than the factor `reach`, or one layout is slower in total and not faster for any cause."""
     return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
 
 
 def slower_in_all(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
-    """Whether one of two layouts with the same split is slower and does not save time in any cause."""
+    """Whether one of two layouts with the same split is slower in total and not faster for any cause."""
     if _ratio(first_s, second_s) < LEAST_RATIO or not same_split(first, second):
         return False
     saved = [first_s.get(cause, 0.0) - second_s.get(cause, 0.0) for cause in {*first_s, *second_s}]

@@ -45,8 +45,8 @@ class Found:
 @dataclass(frozen=True)
 class Result:
     """`best`: the fastest choice of each shape (see `Choice.shape`), fastest shape first. `nearest`: if no choice fits
-    into memory, the one that takes the least. `counts`: number of choices by outcome, such as "planned" or "too large".
-    """
+    into memory, the one that needs the least. `counts`: number of choices by outcome, such as "planned" or "too
+    large"."""
 
     layout: Layout
     hardware: Hardware
@@ -70,7 +70,8 @@ class Result:
 
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:
-    """Find the `top` shapes with the most predicted tokens per second on `ranks` ranks. Raises RefusedError."""
+    """Find the `top` layouts with the most predicted tokens per second on `ranks` ranks, at most one of each shape (see
+    `Choice.shape`). Raises RefusedError."""
     hardware = as_run(layout, hardware or assumed_hardware(layout))
     if hardware is None:
         raise RefusedError("a search needs a machine: give --hardware NAME or FILE, or a section [hardware]")

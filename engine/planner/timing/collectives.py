@@ -59,9 +59,9 @@ def sent_by_level(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """For the inner and then the outer level of links, the bytes that a rank sends in a collective and the number of
     messages that it sends one after another. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte
-    buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm), in an all-reduce twice as
-    many. An all-to-all sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token to each other
-    domain at most once."""
+    buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends
+    twice these amounts. An all-to-all sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token
+    to each other domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:

@@ -19,7 +19,7 @@ ACCUMULATED = 8  # bytes per element to read and write an fp32 sum
 
 
 class Kernels:
-    """Times operations on one device at one precision."""
+    """Predicts the time of operations on one device at one precision."""
 
     def __init__(self, hardware: Hardware, precision: str):
         device, efficiency = hardware.device, hardware.efficiency

@@ -21,7 +21,7 @@ def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
 
 
 def per_message(row: MeasuredCollective) -> tuple[float, float]:
-    """Latency of one message in seconds, and seconds per sent byte."""
+    """Latency of one message in seconds, and seconds per byte sent."""
     found = cost_of(row.kind, row.algorithm, row.ranks)
     return row.latency / found.steps, row.per_byte / found.sent
 
@@ -39,7 +39,7 @@ def measured_time(
 
     If no such group was measured, the group with the nearest size is used; among several, the one with the nearest
     stride. The measured latency is scaled by the algorithm's number of messages, and the measured seconds per byte by
-    its number of sent bytes. Returns None if the collective was never measured.
+    the number of bytes that the algorithm sends. Returns None if the collective was never measured.
     """
     rows = similar(hardware.measured.collectives, kind, ranks, stride) if hardware.measured else []
     if not rows:
@@ -89,8 +89,8 @@ def _crossover(flat: MeasuredCollective, long: MeasuredCollective) -> float:
 
 
 def with_chosen(hardware: Hardware) -> Hardware:
-    """The hardware description for a run with `run.collectives`, in which an all-reduce of each size takes the time of
-    the fastest measured algorithm. Returns `hardware` unchanged if no algorithms were measured."""
+    """The hardware description for a run with `run.collectives`: an all-reduce of each size takes the time of the
+    fastest measured algorithm. Returns `hardware` unchanged if no algorithms were measured."""
     measured = hardware.measured
     if measured is None or not (reduces := [row for row in measured.algorithms if row.kind == "all_reduce"]):
         return hardware

@@ -51,7 +51,7 @@ def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Predicti
 
 
 class CoreKernels(Kernels):
-    """Times operations on a core. Pointwise work runs at its measured rate."""
+    """Predicts the time of operations on a CPU core. Pointwise work runs at its measured rate."""
 
     def __init__(self, hardware: Hardware, precision: str, pointwise: float):
         super().__init__(hardware, precision)
@@ -65,7 +65,7 @@ class CoreKernels(Kernels):
 
 
 class CoresStep(Step):
-    """Computes the time of a step on shared cores as a sum over its causes."""
+    """Computes the time of a step on shared cores as the sum of the times that its causes take (see `Step`)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release, measured: Measurement):
         super().__init__(job, hardware, release)

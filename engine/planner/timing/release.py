@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 
 class Release(Struct, frozen=True):
     """A framework release. `factor` is fitted; `source` documents the other values. `overlap_tp`: matmuls are split
-    into pieces that overlap with the gathers and scatters of tp. `overlap_dp`: gradients are reduced and weights are
-    gathered while layers compute. `overlap_pp`: sends between stages are hidden behind computation. `gradient_bytes`:
-    bytes per gradient in a reduction."""
+    into pieces that overlap with the all-gathers and reduce-scatters of tp. `overlap_dp`: gradients are reduced and
+    weights are gathered while layers compute. `overlap_pp`: sends between stages are hidden behind computation.
+    `gradient_bytes`: bytes per gradient in a reduction."""
 
     factor: Annotated[float, Meta(gt=0, le=10)] = 1.0
     overlap_tp: bool = False
@@ -31,5 +31,5 @@ def releases() -> dict[str, Release]:
 
 
 def release(name: str | None) -> Release:
-    """The release with this name; for None, the engine itself, whose factor is 1."""
+    """The release of this name. None stands for the engine itself, whose factor is 1."""
     return Release() if name is None else releases()[name]

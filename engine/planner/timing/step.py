@@ -88,7 +88,7 @@ Blocks = tuple[Pass, Pass, Pass]
 
 
 class Step:
-    """Computes the time of a step as a sum over its causes."""
+    """Computes the time of a step as the sum of the times that its causes take (computation, bubble, sends, ...)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
@@ -167,10 +167,11 @@ class Step:
         return Pass(time(work.forward), time(work.backward), time(again(self.job, part, work)))
 
     def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
-        """Seconds of a forward or a backward pass, whose blocks run one after the other. The host launches kernels
-        without waiting for the device, and a kernel starts when the host has launched it and the kernel before it has
-        ended. So a block ends when the device has run it or when the host has launched it, whichever is later (a smooth
-        maximum). Between two kernels, the device also pauses for a fraction (`PAUSE`) of the launch time."""
+        """Seconds of a forward or a backward pass, whose blocks (embedding, layers, head) run one after another. The
+        host launches kernels without waiting for the device, and a kernel starts when the host has launched it and the
+        kernel before it has ended. So a block ends when the device has run it or when the host has launched it,
+        whichever is later (a smooth maximum). Between two kernels, the device also pauses for a fraction (`PAUSE`) of
+        the launch time."""
         launched = end = 0.0
         for block in blocks:
             host = sum(part.launches for part in block) * self.hardware.efficiency.operation
@@ -242,7 +243,7 @@ class Step:
         return collective_time(one.kind, one.bytes, one.ranks, one.stride, self.hardware)
 
     def _compressing(self) -> float:
-        """Seconds that a rank takes to compress the gradients that its replicas sum."""
+        """Seconds that a rank takes to compress its gradients for the sum over the replicas."""
         job = self.job
         if job.grid.dp_replicate == 1 or job.compression.method == "none":
             return 0.0

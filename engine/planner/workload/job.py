@@ -31,12 +31,12 @@ class Job:
 
     `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage s;
     None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
-    `master`: fp32 weights are kept in addition to the weights of the matmuls. `framework`: the framework whose sharding
-    and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are
-    accumulated inside their matmul, and the loss has fused kernels; otherwise, as in Megatron-LM before 2023, all of
-    these pass through device memory. `gradients`: precision of the summed gradients on a rank in mixed-precision
-    training. `recomputed`: cheap parts of a layer that the backward pass recomputes (`recomputed.py`). `aux_loss` and
-    `z_loss`: whether the router has these losses.
+    `master`: fp32 master weights are kept in addition to the weights that the matmuls use. `framework`: the framework
+    whose sharding and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention),
+    weight gradients are accumulated inside their matmul, and the loss has fused kernels; otherwise, as in Megatron-LM
+    before 2023, all of these pass through device memory. `gradients`: precision of the summed gradients on a rank in
+    mixed-precision training. `recomputed`: cheap parts of a layer that the backward pass recomputes (`recomputed.py`).
+    `aux_loss` and `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
@@ -44,11 +44,11 @@ class Job:
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
     `router_scores`: routers gather all scores of a sequence. `router_counts`: how many times a router gathers its
-    counts of (token, expert) pairs in each forward pass. `bias_balance`: biases balance the experts' loads
-    (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress
-    gradients (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a
-    token that is read from token shards while training; 0: the text is in memory. `documents`: attention stays within
-    documents, and with "reset", positions restart at each document. `saves`: the run saves checkpoints.
+    counts of (token, expert) pairs in each forward pass. `bias_balance`: the router balances the experts' loads with
+    biases (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's replicas
+    compress gradients (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes
+    of a token that is read from token shards while training; 0: the text is in memory. `documents`: attention stays
+    within documents, and with "reset", positions restart at each document. `saves`: the run saves checkpoints.
     """
 
     model: Transformer
@@ -121,7 +121,7 @@ class Job:
         have equal loads.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
-        choice, the engine only drops pairs, so a capacity factor above 1 does not change this number.
+        choice, the engine drops pairs but adds no padding, so a capacity factor above 1 does not change this number.
         """
         factor = self.capacity_factor or 1.0
         return factor if self._fills_capacity else min(1.0, factor)

@@ -40,7 +40,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
-    """softmax(Q K^T) V of `heads` heads. `keys`: mean number of keys per query that the mask admits."""
+    """softmax(Q K^T) V of `heads` heads. `keys`: mean number of keys that a query attends to under the mask."""
 
     heads: float
     queries: float

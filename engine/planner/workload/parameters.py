@@ -20,8 +20,9 @@ class Parts(Counter[Part]):
 
 
 class Held(NamedTuple):
-    """Numbers of parameters of one rank: whole (after a gather), and its shard under data parallelism. The shard is the
-    one of shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over fsdp."""
+    """Parameter counts of one rank: all gathered parameters, and the rank's data-parallel shard of them. The counted
+    shard is that of shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over
+    fsdp."""
 
     dense: int = 0
     dense_shard: int = 0

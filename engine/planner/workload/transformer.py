@@ -30,8 +30,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Ranks and dims are numbers of elements
-    per token or per head; `q_rank` None: queries are projected directly."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). The fields `..._rank` and `..._dim` are
+    numbers of elements per token or per head; `q_rank` None: queries are projected directly."""
 
     heads: int
     q_rank: int | None

@@ -168,8 +168,8 @@ def _scattered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: list[Tensor]) -> Reduction:
-    """Computes a low-rank sum of the replicas' matrices with one power iteration, which starts from the last step's
-    factor (Vogels et al. 2019).
+    """Computes a low-rank approximation of the sum of the replicas' matrices by one power iteration that starts from
+    the last step's factor (Vogels et al. 2019).
 
     `matrices`: [b, m, n] each. `starts`: the initial factors, [b, n, r] each, equal on all replicas. The initial
     factors of the next step are appended to the list `after`. P is an orthonormal basis of sum(M Q), and the result is

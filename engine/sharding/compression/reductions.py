@@ -38,7 +38,7 @@ class Segment:
 
 
 class Running:
-    """A reduction in progress. `advance` waits for its current collective and starts the next one."""
+    """A reduction in progress. `advance` waits for the current collective and starts the next one."""
 
     def __init__(self, steps: Generator[AsyncCollective, None, None], axis: Axis):
         self._steps, self._axis = steps, axis
@@ -46,9 +46,8 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Start collectives up to and including the next collective that runs in the background. On a GPU no collective
-        runs in the background, because the stream orders them; so all collectives of the reduction are queued
-        immediately."""
+        """Start collectives up to and including the next one that must be waited for. On a GPU the host waits for none
+        of them, because the stream orders them, so this call queues all collectives of the reduction."""
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes

@@ -25,7 +25,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The placeholder value for the column `name`, which has non-negative integers."""
+        """The placeholder value for the column `name`, which holds non-negative integers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:

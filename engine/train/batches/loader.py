@@ -30,11 +30,11 @@ Read = Callable[[int, int, int], HostBatch]
 
 
 class Loader:
-    """Returns the batches that `read` produces; prefetches batches of up to `depth` steps.
+    """Returns the batches that `read` produces, and reads up to `depth` steps ahead.
 
-    If a call of `get` does not ask for the step after that of the previous call, or has another `first` or `count`,
-    reading restarts at the requested step. `get` raises the errors of `read`. With depth 0, `get` reads the batch
-    itself, without a thread.
+    If two successive calls of `get` do not request consecutive steps, or differ in `first` or `count`, reading restarts
+    at the requested step. `get` raises the errors of `read`. With depth 0, `get` reads the batch itself, without a
+    thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):

@@ -57,7 +57,7 @@ class Samples:
 
 
 def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = None) -> Tensor:
-    """The next tokens, `targets_BW`, and for layer k = 1, 2, ... of multi-token prediction the tokens k positions after
+    """The next tokens, `targets_BW`, and for multi-token prediction layer k = 1, 2, ... the tokens k positions after
     them, [B, 1 + layers, W]. At position i, layer k reads token i + k and predicts token i + k + 1. The target is -1 if
     there is no such token in the sequence or, with `starts_BW`, if the tokens i and i + k belong to different
     documents."""

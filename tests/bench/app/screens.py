@@ -76,7 +76,7 @@ class Terminal:
         os.close(theirs)
 
     def read(self, seconds: float, until: bytes | None = None) -> bytes:
-        """Return what the app writes within `seconds`, or until it has written `until`, a regular expression."""
+        """Return what the app writes within `seconds`, or until its output matches the regular expression `until`."""
         end, found = time.monotonic() + seconds, b""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._ours], [], [], left)[0]:

@@ -1,10 +1,10 @@
-"""Measures CPU and memory of simulator, hub and app while a simulated run is watched and steered.
+"""Measures the CPU time and memory of the simulator, the hub and the app while a simulated run is watched and steered.
 
     python -m tests.bench simulate [--quick]
 
 Each run takes ten minutes (--quick: one minute). Every ten seconds the benchmark changes a knob and waits until all
-ranks have applied the change. The app draws its overview of 200 x 60 cells without a terminal. CPU is in percent of one
-core; memory is resident memory in MiB.
+ranks have applied the change. The app draws its overview of 200 x 60 cells without a terminal. CPU time is in percent
+of one core; memory is resident memory in MiB.
 """
 
 import contextlib

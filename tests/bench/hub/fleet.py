@@ -50,7 +50,8 @@ def make_step() -> Step:
 
 
 class Template:
-    """A packed step in which rank, step, number and time can be overwritten in place."""
+    """A packed step record in which the rank, the step, the sequence number and the time can be overwritten in
+    place."""
 
     def __init__(self) -> None:
         self.packed = bytearray(codec.pack(make_step()))

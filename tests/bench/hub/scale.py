@@ -1,5 +1,5 @@
-"""Measures the hub with thousands of ranks: its CPU time and memory, and the delay of records until a subscriber
-receives them.
+"""Measures the hub with thousands of ranks: its CPU time and memory, and the delay between the sending of a record and
+its arrival at a subscriber.
 
 python -m tests.bench scale [--quick] [--relays | --memory]
 

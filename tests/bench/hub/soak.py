@@ -1,10 +1,10 @@
-"""Measures whether the memory of hub, `watch` and app stops growing, while it simulates an hour of a run with 2 ranks
-in three minutes.
+"""Simulates an hour of a run with 2 ranks in three minutes, and measures whether the memory of the hub, the app and
+`cockpit watch` stops growing.
 
 python -m tests.bench soak
 
-At 20 steps and about one change per second, an hour has 72,000 steps and 3,600 changes. The benchmark sends them at
-about 500 steps per second. For each step it sends the messages that a trainer sends: records, summary, loads and
+An hour with 20 steps per second and about one knob change per second has 72,000 steps and 3,600 changes. The benchmark
+sends about 500 steps per second. For each step it sends the messages that a trainer sends: records, summary, loads and
 sometimes full vectors.
 """
 

@@ -11,7 +11,7 @@ fixed one. The cost of the trials is the additional time of the steps with value
 alert stops the command, the benchmark starts it again, as an operator who has read the alert would do.
 
 The times of simulated jobs come from the planner that also predicts them, so these jobs check the autopilot's choices
-and not the predictions. The two jobs that are not simulated check both.
+and not the predictions. The two jobs that are not simulated check both the choices and the predictions.
 """
 
 import contextlib
@@ -185,7 +185,7 @@ def _holds(step: Summary, values: Changes) -> bool:
 
 @dataclass(frozen=True)
 class Flight:
-    """What the autopilot did: the lines of its output, and the steps that the run completed meanwhile."""
+    """What the autopilot did: the lines of its output, and the steps that the run completed while the autopilot ran."""
 
     lines: list[dict[str, Any]]
     steps: list[Summary]
@@ -204,8 +204,8 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Extra time in ms of the steps with values that were later taken back, compared with the mean step time before
-        the change."""
+        """Additional time in ms of the steps with knob values that were later taken back, relative to the mean step
+        time before each change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))
@@ -233,7 +233,8 @@ def fly(job: Job, folder: Path, watcher: Watcher, names: Sequence[str]) -> Fligh
 
 
 def fly_once(job: Job, folder: Path, watcher: Watcher) -> tuple[list[dict[str, Any]], list[Summary]]:
-    """Run the command once. Returns the lines of its output, and the steps that the run completed meanwhile."""
+    """Run the command once. Returns the lines of its output, and the steps that the run completed during the
+    command."""
     command = [
         sys.executable,
         "-m",

@@ -1,9 +1,9 @@
 """Calibrates and checks the interval for the ratio of two predicted step times (`engine.planner.search.order`).
 
-A pair is two published rows of the same work: same source, model, GPUs, batch, precision and release. Its error is the
-difference of the log errors of the two rows. The limits of the interval are quantiles of the errors of pairs whose
-source was left out of the fit. The planner decides which of a pair is faster if the predicted ratio exceeds its limit,
-or if one layout is slower overall and not faster in any cause.
+A pair is two published rows of the same work: same source, model, GPUs, batch, precision and release. The error of a
+pair is the difference between the log errors of its two rows. The limits of the interval are quantiles of the errors of
+pairs whose source was left out of the fit. The planner decides which layout of a pair is faster if the predicted ratio
+exceeds its limit, or if one layout takes longer in total and saves no time in any cause (computation, bubble, ...).
 """
 
 from collections import defaultdict
@@ -22,7 +22,8 @@ LEVELS = (0.85, 0.9, 0.95, 0.98)  # shares of the pairs whose ratio an interval 
 
 
 class Predicted(NamedTuple):
-    """A published row and its prediction: log(predicted / measured), and the predicted seconds by cause."""
+    """A published row and its prediction: log(predicted / measured), and the predicted seconds for each cause
+    (computation, bubble, ...)."""
 
     row: Row
     error: float
@@ -31,7 +32,7 @@ class Predicted(NamedTuple):
 
 class Pair(NamedTuple):
     """The log ratio of two layouts' step times, as predicted and as measured. `same`: whether both layouts split their
-    layers in the same way. `worse`: whether one layout is slower overall and not faster in any cause."""
+    layers in the same way. `worse`: whether one layout takes longer in total and saves no time in any cause."""
 
     source: str
     same: bool
@@ -80,8 +81,9 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """The log limits that contain the errors of the share `held` of pairs: one limit for pairs that split their layers
-    in the same way (key True), one for other pairs. Without pairs of a kind, its limit is infinite."""
+    """The limits that the log errors of the share `held` of the pairs do not exceed: one limit for pairs that split
+    their layers in the same way (key True), and one for other pairs. A limit is infinite if there are no pairs of its
+    kind."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -109,8 +111,8 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
     """Lines that report for how many pairs the planner decides which is faster, with the stored fit and limits. If
-    there are pairs whose source was left out of the fit, further lines report this by level and by source, with limits
-    from the other sources."""
+    there are pairs whose source was left out of the fit, further lines report the same for each level in LEVELS and for
+    each source, with limits calibrated on the other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

@@ -1,11 +1,11 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
-For each source of published rows, the benchmark reports the error of predictions with the fitted efficiencies, and with
-a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and for how
-many pairs of layouts of the same work the planner predicts the right layout to be faster. Finally it reports for how
-many pairs the planner decides which is faster (`tests.bench.planner.order`). With `--pairs` the benchmark lists the
-pairs whose order is predicted wrongly, with the line numbers of the rows in their file. It always lists the rows for
-which the planner has no prediction.
+For each source of published rows, the benchmark reports the prediction error with the fitted efficiencies, and the
+error with a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and
+for how many pairs of layouts of the same work the planner predicts correctly which one is faster. Finally it reports
+for how many pairs the planner is certain enough to decide which one is faster (`tests.bench.planner.order`). With
+`--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the line numbers of the rows in their
+file. It always lists the rows for which the planner has no prediction.
 """
 
 import sys
@@ -28,7 +28,7 @@ from tests.bench.published.rows import Row, rows
 @dataclass(frozen=True)
 class Result:
     """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval. `phases`:
-    the predicted seconds by cause."""
+    the predicted seconds for each cause (computation, bubble, ...)."""
 
     row: Row
     low: float

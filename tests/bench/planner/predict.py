@@ -126,8 +126,8 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """Of the pairs of layouts whose measured times differ by more than `APART`, the number for which the planner
-    predicts the right one to be faster."""
+    """A line that reports for how many pairs of layouts the planner predicts correctly which one is faster. Only pairs
+    whose measured times differ by more than `APART` count."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)
@@ -135,7 +135,8 @@ def order(found: list[Result]) -> str:
 
 
 def sent(found: list[Result]) -> list[str]:
-    """How many planned byte counts equal the measured ones, and one line for each rank and axis that differs."""
+    """A line with the number of planned byte counts that equal the measured ones, and a line for each rank and axis
+    whose counts differ."""
     compared, wrong = 0, []
     for result in found:
         for rank, measured in enumerate(result.ranks):

@@ -27,8 +27,8 @@ def gpt(layers: int, width: int, heads: int, vocab: int, positions: int, bias: b
 
 
 def mpt(size: str, positions: int) -> Transformer:
-    """MosaicML's MPT without biases (llm-foundry, scripts/train/benchmarking). The parameter counts agree with column
-    NumParams of the rows."""
+    """MosaicML's MPT without biases (llm-foundry, scripts/train/benchmarking). The parameter counts agree with the
+    column NumParams of the rows."""
     layers, width, heads = {
         "125m": (12, 768, 12),
         "350m": (24, 1024, 16),
@@ -91,8 +91,9 @@ def hybrid(
     mixers: tuple[StateSpace, Attention],
     mlp: Dense | Experts,
 ) -> Transformer:
-    """A model with separate state-space, feed-forward and attention layers, spread evenly. `counts` gives the number of
-    layers of each kind, in this order. Without a pipeline, the order of the layers does not affect the times."""
+    """A model with separate state-space, feed-forward and attention layers, spread evenly. `counts` is the number of
+    state-space, feed-forward and attention layers. Without a pipeline, the order of the layers does not affect the
+    times."""
     scan, attention = mixers
     kinds = (Layer(scan, None), Layer(None, mlp), Layer(attention, None))
     places = sorted((n / count, kind) for kind, count in enumerate(counts) for n in range(count))

@@ -200,13 +200,14 @@ def llm_foundry(name: str) -> Iterator[Row]:
 
 
 def nearest(release: str) -> str:
-    """The release, if it is known; else the latest known earlier release of the framework, or its first."""
+    """The release itself if it is known; else the latest earlier known release of its framework, or the first known
+    one."""
     family = sorted(name for name in releases() if name.split("-")[0] == release.split("-")[0])
     return max((name for name in family if name <= release), default=family[0])
 
 
 def without_model(source: str, row: dict[str, str], release: str, seconds: float) -> Row | None:
-    """A row without a job and with the reason, if the planner does not know the row's model; else None."""
+    """If models.py lacks the row's model, a row without a job, whose note gives the reason; else None."""
     name = row["model"]
     if models.find(name) is None:
         reason = models.NO_MODEL.get(name, "the sizes of its model are not in models.py")
@@ -321,7 +322,7 @@ def mpf(name: str) -> Iterator[Row]:
 
 
 def kempner(name: str) -> Iterator[Row]:
-    """Runs of torch FSDP2 with torch.compile on nodes of four H200."""
+    """Runs of torch FSDP2 with torch.compile on nodes with four H200 GPUs."""
     for row in read(name):
         micro, tp, seq = int(row["mbs"]), int(row["tp"]), int(row["seq"])
         gpus = int(row["gpus"])

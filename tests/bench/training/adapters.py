@@ -258,7 +258,7 @@ def work(folder: Path, kinds: list[str], began_s: float) -> None:
     """Take part in all training runs as one rank. Rank 0 writes the measurements, one line per pair of runs, with and
     without the adapter.
 
-    `began_s`: the start of the benchmark, on the clock of `time.time`.
+    `began_s`: the time at which the benchmark started, as `time.time()` gave it.
     """
     import torch
     import torch.distributed as dist
@@ -313,7 +313,7 @@ def main() -> None:
 
 
 def measured(kinds: list[str], began_s: float) -> list[Any]:
-    """Run one job. Returns for each pair of runs the adapter's name, and the wall and CPU seconds per step, with and
+    """Run one job. For each pair of runs, returns the adapter's name, and the wall and CPU seconds per step with and
     without the adapter."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,8 +1,8 @@
-"""Measures the overhead of `cockpit wrap`: one process trains in blocks with and without the hooks (ABBA), joined to a
-hub of its own.
+"""Measures the overhead of `cockpit wrap`: one process, which has its own hub, trains in alternating blocks with and
+without the hooks (ABBA).
 
 The first steps of a block are not counted. The benchmark compares the mean step time, and the CPU time of the process
-with its agent's threads.
+including its agent's threads.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Connections on which a peer sends nothing or too much, or that are dead: hub and agents close them by themselves."""
+"""The hub and the agents close dead connections, and connections on which the peer sends nothing or too much."""
 
 from collections.abc import Iterator
 from pathlib import Path

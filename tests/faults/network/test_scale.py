@@ -81,7 +81,8 @@ def test_a_partition_delays_and_loses_no_command(impatient_hub: HubProcess, open
 
 
 def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """The hub publishes large updates, many times what its log keeps, while watchers grant credit but never read."""
+    """The hub publishes many times more data than its update log keeps, while eight subscribers grant credit but never
+    read."""
     client, rank = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     rank.say(make_hello(0, 1))
     poll_until(client, lambda: client.state.hellos)

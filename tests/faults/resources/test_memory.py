@@ -1,5 +1,5 @@
-"""Limits on a hub's resources that peers can use up: memory, which libzmq uses to buffer messages of many parts before
-the hub can refuse them, and file descriptors, which connections use.
+"""Limits on the resources of a hub that peers could exhaust: memory, because libzmq buffers all parts of a message
+before the hub can refuse it, and file descriptors, because connections use them.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def small(tmp_path: Path) -> Iterator[Guarded]:
 
 
 def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, opened: Opened) -> None:
-    """The hub restarts with the same process id and the same address, and has all accepted commands."""
+    """The hub restarts with the same process id and the same address, and still has all accepted commands."""
     client = watch(small, opened, small.operator)
     before = client.propose({"micro_batches": 8})
     poll_until(

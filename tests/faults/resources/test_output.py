@@ -1,4 +1,4 @@
-"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding that lacks characters of the output."""
+"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding that cannot represent some characters."""
 
 import json
 import os

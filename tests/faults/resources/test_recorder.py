@@ -1,4 +1,5 @@
-"""Fault 13: the disk is full. Telemetry continues, the recording stops with an event, and commands are refused."""
+"""Fault 13: the disk is full. Telemetry continues, an event reports that the recording has stopped, and commands are
+refused."""
 
 import os
 import resource
@@ -113,7 +114,7 @@ def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) 
 
 def test_a_disk_has_space_again(tmp_path: Path, opened: Opened) -> None:
     """Here a limit on file sizes replaces the full disk, so that the test runs on any machine. When the limit is
-    lifted, the recording continues by itself.
+    lifted, the recording continues without a restart of the hub.
     """
     hub = HubProcess(tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

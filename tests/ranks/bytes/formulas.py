@@ -94,8 +94,8 @@ def expected(
 
 
 def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, float]:
-    """The planner's bytes for each axis but `control`, given the rows that the routers chose. For `control`, the
-    planner also counts statistics, which this driver does not send."""
+    """The planner's bytes for each axis but `control`, given the number of rows that this rank sent to experts on other
+    ranks. For `control`, the planner also counts statistics, which this driver does not send."""
     rank, grid = trainer.world.rank, layout.ranks
     to = _rows_to(rank, grid.ep, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     counted = traffic(Job.of(layout), rank, sum(rows for peer, rows in to.items() if peer != rank))

@@ -1,4 +1,5 @@
-"""Parity cases of the all-to-all to the experts: direct, hierarchical, and after experts have moved."""
+"""Parity cases of the all-to-all of expert parallelism: direct, hierarchical, and after a change of expert
+placement."""
 
 from tests.ranks.cases.case import (
     ADAMW,

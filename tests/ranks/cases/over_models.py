@@ -1,4 +1,4 @@
-"""Parity cases of model parts: explicit head widths, norms of query and key heads, biases, latent attention."""
+"""Parity cases of model parts: explicit head dimensions, QK norm, biases, latent attention."""
 
 from tests.ranks.cases.case import (
     ADAMW,

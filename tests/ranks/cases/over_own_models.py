@@ -1,4 +1,4 @@
-"""Parity cases of a model that is not the engine's own (tests/ranks/models/gpt.py), in fp64."""
+"""Parity cases with a user's own model instead of the engine's (tests/ranks/models/gpt.py), in fp64."""
 
 from tests.ranks.cases.case import FULL, SGD, ZEROED, Case, alone
 

@@ -1,7 +1,7 @@
 """Draws random legal layouts of small models, each from a seed: model parts, axes, schedules, data and knobs.
 
-Every choice is a row of a table. A combination that the layout checks reject is drawn again, so the draw follows the
-checks as they change.
+Each row of the tables lists alternative overrides, one of which is drawn. If the layout checks reject a combination,
+another one is drawn, so this module does not repeat the rules of these checks.
 """
 
 from random import Random

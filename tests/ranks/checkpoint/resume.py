@@ -4,7 +4,7 @@ differences are small.
     python -m tests.ranks.checkpoint.resume FOLDER
 
 One driver imports torch once and forks the ranks of one scenario after the other. Each run writes checkpoints, and a
-`.json` file with losses and norms by step; the last checkpoint has the final parameters and optimizer state.
+`.json` file with losses and gradient norms by step; the last checkpoint has the final parameters and optimizer state.
 """
 
 import json
@@ -226,8 +226,8 @@ def resumed(folder: Path) -> None:
 
 def shards(folder: Path) -> None:
     """Train eight steps on token shards, with validation and averaged weights. Repeat the last four steps in other
-    layouts, and all eight without validation. Then train one step with learning rate 0, whose validation uses the
-    samples of the step."""
+    layouts, and all eight without validation. Then train one step with learning rate 0, and validate on the samples of
+    this step."""
     runs: dict[str, tuple[list[str], Path | None]] = {"begun": (DATA_BEGUN, None)}
     runs |= {name: (layout, folder / "begun/checkpoints/step-4") for name, layout in DATA_RESUMED.items()}
     runs["unvalidated"] = ([*DATA_BEGUN, "validation.every=0", "train.ema=none"], None)

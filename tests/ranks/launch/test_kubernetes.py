@@ -85,7 +85,7 @@ def test_the_command_is_understood(index: int) -> None:
 
 @pytest.mark.exhaustive
 def test_the_command_trains_and_continues(tmp_path: Path) -> None:
-    """Two pods on this machine, started twice as after a failure: the second start continues."""
+    """Starts two pods on this machine, and starts them again as after a failure: the second start resumes the run."""
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
     for steps, first in (("3", 0), ("5", 3)):
         port, hub_port = free_port(), free_port()

@@ -32,7 +32,7 @@ WORK = """
 
 
 def _of_node(node: int, local_rank: int) -> dict[str, str]:
-    """The environment that Slurm gives to a task of a job with 2 tasks on each of 2 nodes."""
+    """The environment variables that Slurm sets for a task of a job with 2 tasks on each of 2 nodes."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",

@@ -43,8 +43,8 @@ STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over
 
 
 def engine(*arguments: str) -> list[str]:
-    """The arguments of `engine run` for `Program`, which forks it from a process that has imported torch. To run it as
-    a command, put `sys.executable` before them."""
+    """The arguments with which `Program` runs `engine run` in a fork of a process that has imported torch. With
+    `sys.executable` before them, they are a command line."""
     return ["-m", "engine", "run", *arguments]
 
 
@@ -133,8 +133,8 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """The shipped layout runs on 4 ranks. This layout has a dense layer, shared experts, groups, biases and an
-    auxiliary loss."""
+    """The shipped layout runs on 4 ranks. This layout has a dense layer, a shared expert, expert groups, a bias on
+    expert selection and an auxiliary loss."""
     layout = "layouts/deepseek-mini.toml"
     words = engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path))
     done = run([sys.executable, *words])

@@ -182,8 +182,8 @@ def work(context):
 
 
 def test_the_host_reads_one_value_list_for_each_dispatch(driver: Driver) -> None:
-    """Two layers and two micro-batches make 4 dispatches. On a GPU each read makes the host wait for the device; the
-    step reads once more, for the norm (`tests/unit/engine/launch/test_device.py` tests ep = 1)."""
+    """A step has 4 dispatches: 2 layers times 2 micro-batches. On a GPU each read makes the host wait for the device;
+    the step reads once more, for the gradient norm. `tests/unit/engine/launch/test_device.py` tests ep = 1."""
     status, _, errors = driver.end(driver.start(WAITED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert set(driver.notes("in_the_passes").values()) == {" ".join(["tolist"] * 4)}

@@ -5,7 +5,8 @@ python -m tests.ranks.memory FOLDER NAME ...
 Each rank writes `RANK.json`. The file has the peak during start-up, the bytes of the rank's shards, and the measured
 and planned peak of a step. For small models without a pipeline, the file also has the measured and planned bytes that
 the forward pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows.
-`start_resident` and `peak_resident` are the process's peak resident memory at the same two points.
+`start_resident` and `peak_resident` are the process's peak resident memory during start-up and until the end of the
+measured step.
 """
 
 import json
@@ -36,7 +37,7 @@ from tests.ranks.memory.resident import Resident
 
 
 class Received:
-    """Counts since the start the rows that this rank's experts received, and the rows that this rank sent."""
+    """Counts the rows that this rank's experts have received, and the rows that this rank has sent, since the start."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0

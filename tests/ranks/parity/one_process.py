@@ -1,4 +1,4 @@
-"""The reference of the parity tests: the whole model on one rank, without process group, FSDP and pipeline."""
+"""The reference of the parity tests: the whole model on one rank, without a process group, FSDP or a pipeline."""
 
 from dataclasses import replace
 

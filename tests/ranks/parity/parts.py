@@ -1,4 +1,5 @@
-"""Counts, for each part of the engine, the parity cases that contain it: on at most one grid axis, and on several.
+"""Counts the parity cases that contain each part of the engine: the cases on at most one grid axis, and the cases on
+several axes.
 
 python -m tests.ranks.parity.parts
 """

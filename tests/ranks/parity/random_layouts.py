@@ -1,10 +1,10 @@
-"""Compares training with random layouts to training in one process, in fp64.
+"""Compares training in random layouts with training in one process, in fp64.
 
     python -m tests.ranks.parity.random_layouts FOLDER FIRST LAST
 
-The layouts have the seeds FIRST to LAST - 1. FOLDER/FIRST-LAST.jsonl gets one line per layout: the seed, the ranks, the
-overrides, and the largest relative difference of loss, norm and gradients over STEPS steps, or why the layout failed.
-The exit status is 1 if a layout differs.
+Each seed from FIRST to LAST - 1 gives one layout. FOLDER/FIRST-LAST.jsonl gets one line per layout: the seed, the
+ranks, the overrides, and the largest relative difference of loss, gradient norm and gradients over STEPS steps, or why
+the layout failed. The exit status is 1 if a layout differs.
 """
 
 import json

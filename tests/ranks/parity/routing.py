@@ -10,8 +10,8 @@ from engine.sharding.expert_rows import moe_layers
 
 
 def fix_routing(stages: Sequence[nn.Module]) -> None:
-    """Make the position of a token in its sequence select its experts, in the same way in every layout. Weights and
-    losses still depend on the scores.
+    """Select each token's experts by the position of the token in its sequence, in the same way in every layout. The
+    weights of the chosen experts and the auxiliary losses still depend on the scores.
 
     In bf16, rounding changes the choice between almost equal scores at every step, and this would hide other errors.
     """

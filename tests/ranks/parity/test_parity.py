@@ -77,8 +77,8 @@ def test_trains(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is PLACED))
 def test_experts_move_and_come_back(name: str, results: Results) -> None:
-    """Experts move during a run, and its results still equal those of one process. If one rank has no memory for a
-    move, no rank moves experts."""
+    """Experts move during a run, and its results still equal those of one process. If the memory of one rank does not
+    suffice for a move, no rank moves experts."""
     refused, *done = results(name)["events"]
     assert refused == "experts were not moved: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)

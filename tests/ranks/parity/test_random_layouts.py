@@ -1,4 +1,5 @@
-"""Compares random layouts with one process; docs/evidence/parity.md has the results of more seeds."""
+"""Compares training in random layouts with training in one process; docs/evidence/parity.md has the results of more
+seeds."""
 
 import subprocess
 import sys

@@ -53,7 +53,7 @@ def story() -> FakeRun:
 
 
 class Walk:
-    """Presses keys, and collects what is wrong with the pictures."""
+    """Presses keys, and collects the faults that it finds in the drawn screens."""
 
     def __init__(self, cockpit: Cockpit, pilot: Pilot[None], colours: Colours, cut: CutLines) -> None:
         self.cockpit, self.app, self.pilot, self.colours, self.cut = cockpit, cockpit.app, pilot, colours, cut
@@ -146,7 +146,7 @@ class Walk:
         assert isinstance(self.app.screen, RunScreen), type(self.app.screen).__name__
 
     async def to_panel(self, name: str, panel: str) -> None:
-        """Show a panel of a screen as after the start: nothing frozen, zoomed, filtered or selected."""
+        """Show a panel of a screen as it is after the app starts: nothing is frozen, zoomed, filtered or selected."""
         await self.close_dialogs()
         if self.app.shown is not self.app.store:
             self.app.action_freeze()

@@ -1,4 +1,4 @@
-"""Keys that arrive together: each acts on the screen that the key before it opened."""
+"""Keys that arrive together: each key acts on the screen that the previous key has opened."""
 
 import pytest
 from textual import events

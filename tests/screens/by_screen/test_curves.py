@@ -37,7 +37,7 @@ def curves(cockpit: Cockpit) -> Curves:
 
 
 def headings(cockpit: Cockpit) -> dict[str, str]:
-    """The value in each chart's heading, by the metric's title."""
+    """Maps the title of each chart to the value in the chart's heading."""
     found = {}
     for line in shown(cockpit.app):
         text = line[1:].lstrip(" ▸")

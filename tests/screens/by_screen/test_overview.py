@@ -116,7 +116,7 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
 
 
 async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) -> None:
-    """Only changed lines are painted, so after each key the terminal must equal what the panel drew."""
+    """Only changed lines are painted, so the test checks after each key that the terminal shows what the panel drew."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)

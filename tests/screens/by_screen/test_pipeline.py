@@ -1,4 +1,5 @@
-"""The pipeline screen: the slowest step and what happened in it, kept steps, zoom, and runs without a pipeline."""
+"""The pipeline screen: the slowest step and what happened in it, moving between kept steps, zoom, and runs without a
+pipeline."""
 
 import re
 from collections.abc import Iterator

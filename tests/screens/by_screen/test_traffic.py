@@ -1,4 +1,4 @@
-"""Screen 5: the all-to-all matrix, its cursor and its levels, the traffic by axis and its fit."""
+"""Screen 5: the all-to-all matrix with its cursor and zoom levels, the traffic by axis, and the fit of its times."""
 
 import re
 import subprocess

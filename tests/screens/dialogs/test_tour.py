@@ -1,4 +1,4 @@
-"""The tour: once for each user, closed by any key."""
+"""The tour: it is shown once to each user, and any key closes it."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ class ControlHarness:
     def propose(
         self, id: str, changes: Values, base: int | None = None, expires: int | None = None
     ) -> CommandState:
-        """Propose a change, and wait until the journal has written it."""
+        """Propose a change, and wait until it is written to the journal."""
         self.control.propose(Propose(id, dict(changes), base, expires, "me"))
         self.settle()
         return self.update_log.state.commands[id]

@@ -18,7 +18,7 @@ def check(name: str, *records: Any) -> None:
 
 
 def closed(found: dict[str, Any]) -> dict[str, Any]:
-    """The schema, changed so that it allows no further fields."""
+    """The schema, changed so that it allows no fields that it does not list."""
     shared = found["$defs"]
 
     def close(part: Any) -> Any:

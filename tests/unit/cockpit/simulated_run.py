@@ -32,7 +32,7 @@ def simulated_run(runs: Path, speed: str = "1", *options: str) -> Iterator[Path]
 
 
 def _clients(process: "subprocess.Popen[bytes]", runs: Path) -> str:
-    """The endpoint of the run's hub, when the hub has started."""
+    """Wait until the run's hub has started, and return its endpoint for clients."""
     while process.poll() is None:
         try:
             return resolve(NAME, runs).clients

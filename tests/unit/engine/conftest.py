@@ -1,5 +1,5 @@
-"""Runs torch on one thread: the tensors of these tests are small, and with more threads most of the time would go to
-threads that wait for each other on a busy machine."""
+"""Runs torch on one thread: the tensors of these tests are small, and on a busy machine, several threads would spend
+most of the time waiting for each other."""
 
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,8 @@
     from agents.loop.adapters.megatron.bridge import CockpitCallback
     pretrain(config, forward_step, callbacks=[CockpitCallback()])
 
-Megatron-Bridge calls the methods of a callback by the names of its events. Its training loop sets the number of
-micro-batches in the function `update_num_microbatches`, which the adapter wraps.
+For each event, Megatron-Bridge calls the callback's method of the same name. The training loop of Megatron-Bridge sets
+the number of micro-batches in the function `update_num_microbatches`, which the adapter wraps.
 """
 
 import sys

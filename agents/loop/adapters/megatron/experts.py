@@ -20,8 +20,9 @@ DROPPING = "apply_router_token_dropping"
 
 
 class RoutingMaps:
-    """The expert load of all layers and ranks. Each rank counts the pairs of its own tokens in its own layers; without
-    sequence parallelism, the ranks of a tensor-parallel group have the same tokens, and only the first one counts.
+    """The expert load of all layers and ranks. Each rank counts the token-expert pairs of its own tokens in its own
+    layers; without sequence parallelism, the ranks of a tensor-parallel group have the same tokens, and only the first
+    one counts.
 
     `captured`: why outputs of the routers cannot be read; "" if they can.
     """

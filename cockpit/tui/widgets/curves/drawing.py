@@ -125,8 +125,8 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """The width of one step in chart columns. It serves to tell a gap in the curve from points that are close
-    together."""
+    """The width of one step in chart columns. It is used to distinguish a gap in the curve from points that are merely
+    close together."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
     if frame.by is By.TIME and run.progress.seconds:
@@ -136,7 +136,8 @@ def _columns_per_step(run: RunCurves, frame: Frame) -> float:
 
 
 def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: Frame) -> list[Place]:
-    """The points of a line on the x axis, in the metric's unit. Points outside the axis are omitted."""
+    """The points of a line, with x values in the unit of the x axis and y values in the metric's unit. Points outside
+    the range of the axis are omitted."""
     factor, by, axis = metric.factor, frame.by, frame.axis
     if by is By.STEP:
         placed = [(step, value * factor) for step, value in line] if factor != 1 else list(line)

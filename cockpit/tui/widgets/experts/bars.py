@@ -63,8 +63,8 @@ def bars(
 
 
 def _top(most: float, cap: float | None) -> float:
-    """The upper end of the scale: a round number not below the highest load and the capacity, so that the scale changes
-    rarely."""
+    """The upper end of the scale: a round number that is at least the highest load and the capacity, so that the scale
+    changes rarely."""
     over = max(2.0, most, cap or 0.0)
     step = 0.5 if over <= 4 else 10 ** math.floor(math.log10(over))
     return math.ceil(over / step) * step
@@ -111,7 +111,7 @@ def _band(
 
 
 def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, colours: Palette) -> StripLine:
-    """The indices of the experts, or as many as fit. The expert under the cursor is always included."""
+    """The line with the indices of the experts, as many as fit. The expert under the cursor is always included."""
     line = StripLine().add(" " * AXIS, colours.dim)
     wide = max(len(f"e{max(group)}") for group in groups) + 1
     here = next((x for x, group in enumerate(groups) if cursor in group), None)

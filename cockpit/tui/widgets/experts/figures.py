@@ -36,8 +36,8 @@ class LayerLoads:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every row: its heading, its width, and functions that give its text and whether it needs
-    attention."""
+    """A column with one figure for each row: its heading, its width, and functions that return the text of the figure
+    and whether it needs attention."""
 
     name: str
     width: int
@@ -163,7 +163,8 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """The cells of one column in a layer's history. Their height and brightness show how bad the worst value is."""
+    """The cells of one column in a layer's history: a bar whose height and brightness show how bad the worst value
+    is."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

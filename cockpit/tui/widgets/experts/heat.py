@@ -32,7 +32,8 @@ def load_bin(ratio: float) -> int:
 
 @dataclass(frozen=True)
 class Fold:
-    """The layout of the map: which layers and experts share a cell, and the sizes in terminal cells."""
+    """The layout of the map: which layers share a row, how many experts share a cell, and the width and height of each
+    part in terminal cells."""
 
     rows: Sequence[Sequence[int]]  # the layers of each row
     across: int  # experts per cell
@@ -82,8 +83,9 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns of figures beside the map: as many of `FEWEST`, from the left, as leave a cell for each of `count`
-    experts. If experts must share cells in any case, all of `FEWEST` or, if they do not fit, the first one or none."""
+    """The columns of figures beside the map: as many of `FEWEST`, from the left, as fit beside one cell for each of
+    `count` experts. If these cells do not fit even without columns, experts share cells, and the result is all of
+    `FEWEST` or, if they do not fit, the first one or none."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]

@@ -13,7 +13,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class ExpertLoad(Panel):
-    """The panel with the number of tokens per expert, summed over the whole job."""
+    """The panel with the load of each expert relative to its fair share."""
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"

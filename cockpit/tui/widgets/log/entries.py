@@ -218,7 +218,7 @@ def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
 
 
 def _rows(group: LogGroup, store: Store, spell: Spell) -> Iterator[tuple[str, str]]:
-    """The facts of an entry as pairs of label and text."""
+    """The facts of an entry, as (label, text) pairs."""
     entry = group.shown
     if group.count > 1:
         yield "repeated", f"×{group.count}, {spell(group.first.time_s)} to {spell(group.entries[-1].time_s)}"

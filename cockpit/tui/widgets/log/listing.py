@@ -138,7 +138,8 @@ class ListPanel(Panel, Generic[T]):
         return lines + foot
 
     def _details_height(self, room: int, count: int) -> int:
-        """The height of the details below the list: a third, or up to two thirds while the list is short."""
+        """The height of the details below the list: a third of the panel or, while the list is short, up to two
+        thirds."""
         free = 0 if self.wrapped else room - count - 1
         return min(2 * room // 3, max(room // 3, free))
 

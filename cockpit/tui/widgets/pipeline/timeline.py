@@ -229,7 +229,7 @@ class TimelinePanel(Panel):
 
     @property
     def _alone(self) -> bool:
-        """Whether this panel fills the whole screen. If so, it also shows the comparison with the usual step."""
+        """Whether this panel fills the whole screen. If so, the panel also compares the step with the usual step."""
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
@@ -339,7 +339,7 @@ class TimelinePanel(Panel):
 
     def action_zoom(self, by: float) -> None:
         """Change the length of the window. The new window is centred on the cursor or, if the cursor is outside the
-        window, has the same middle as before."""
+        window, keeps its centre."""
         if self._layout is None:
             return
         whole, window = self._layout.pipeline.window_ms, self._layout.window

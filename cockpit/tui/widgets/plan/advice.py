@@ -177,7 +177,7 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
 
 
 def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
-    """The table of a scaling curve. A line is such as
+    """The table of a scaling curve, with lines such as
     ``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
     wide = width >= 66
     head = f"{'ranks':>8}{'batch' if wide else '':>{9 * wide}}{'step':>10}{'tok/s':>10}"

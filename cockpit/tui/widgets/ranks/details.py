@@ -193,8 +193,8 @@ class _Drawing:
         return line
 
     def _line(self, fact: Fact, longest: float | None = None, limit: str = "") -> StripLine:
-        """The line of one number: its name, its value, its unit, the median of the peers, and the deviation. The line
-        of a time also has a bar."""
+        """The line of one number: its name, its value, its unit, the median of the peers, and the deviation. If the
+        number is a time, the line also has a bar."""
         metric, colours = fact.metric, self.colours
         name = NAMES.get(metric.key) or format.clean(metric.title)
         if metric.key.startswith(PHASE):
@@ -285,8 +285,8 @@ class _Drawing:
     def _joined(
         self, line: StripLine, parts: list[str], glue: str, indent: int = 0, plain: bool = False
     ) -> list[StripLine]:
-        """`parts` appended to `line` and wrapped at the width. `plain`: draw the parts in the normal text colour, not
-        dimmed."""
+        """`line` with `parts` appended, wrapped at the width of the panel. `plain`: draw the parts in the normal text
+        colour, not dimmed."""
         lines = [line]
         style = self.colours.text if plain else self.colours.dim
         for part in parts:

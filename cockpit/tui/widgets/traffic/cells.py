@@ -130,7 +130,7 @@ class Drawing:
 
     @cached_property
     def _mean(self) -> float:
-        """The mean number of bytes that a row sent, over the rows that sent any."""
+        """The mean of the bytes sent per row, over the rows that sent any."""
         busy = [size for size in self.found.sent if size]
         return sum(busy) / len(busy) if busy else 0.0
 

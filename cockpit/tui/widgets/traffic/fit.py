@@ -1,5 +1,5 @@
-"""Panel with the fit of each axis: start-up time and bandwidth, fitted to the run's own steps, beside the values that
-the planner assumes."""
+"""Panel with the fit of the time in collectives of each axis: the time per micro-batch (α) and the bandwidth (1/β),
+fitted to the run's own steps, and the link that the planner assumes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: the start-up time and bandwidth fitted to the run's steps, and the
-    link's values in the planner's hardware table."""
+    """The panel with one paragraph per axis: the time per micro-batch (α) and the bandwidth (1/β) fitted to the run's
+    steps, and the link's bandwidth and latency in the planner's hardware table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"

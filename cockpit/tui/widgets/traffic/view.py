@@ -77,7 +77,7 @@ class RankView:
 
 
 class NodeView:
-    """One row and one column for each host. A cell is the sum over all rank pairs between two hosts; the diagonal is
+    """One row and one column for each node. A cell is the sum over all rank pairs between two nodes; the diagonal is
     the traffic within each node."""
 
     tile = 1
@@ -181,8 +181,8 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """How many ranks or nodes share a row or a column, so that at most `room` rows or columns are needed: `least`, or
-    `least` doubled as often as necessary."""
+    """How many ranks or nodes share a row or a column: `least` times the smallest power of two with which all `count`
+    of them fit into `room` rows or columns."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2

@@ -2,7 +2,7 @@
 
 The number of rows in the expert all-to-all depends on the data. Without a given number of rows, the expected number for
 a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m
-micro-batches, S tokens of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -97,8 +97,8 @@ class _Rank:
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes that a rank's routers send to each rank that holds another slice of the same sequence: scores in half
-        precision, or counts."""
+        """Bytes of router scores (half precision) and counts that a rank sends to each rank with another slice of the
+        same sequence."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -198,8 +198,8 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas; 0 unless biases balance the
-        loads."""
+        """Bytes sent to sum the experts' loads over tp, over data-parallel ranks and over replicas; 0 unless the router
+        balances the loads with biases."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())

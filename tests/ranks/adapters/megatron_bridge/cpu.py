@@ -1,8 +1,8 @@
 """Makes Megatron-Bridge train on CPUs over gloo.
 
-Megatron-Bridge and its model catalogue import packages that cannot be installed without a GPU. Modules in which every
-name is an empty class replace these packages; the training loop, its callbacks, checkpoints, data and model are
-Megatron-Bridge's own.
+Megatron-Bridge and its model catalogue import packages that cannot be installed without a GPU. This module replaces
+these packages with modules in which every name is an empty class; the training loop, its callbacks, checkpoints, data
+and model are Megatron-Bridge's own.
 """
 
 import functools

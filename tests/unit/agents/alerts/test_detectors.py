@@ -143,7 +143,7 @@ def test_devices_throttled_by_one_reason_are_one_alert() -> None:
 
 
 class Said:
-    """A fake detector that returns the given findings in turn; None means that it had no new data."""
+    """A fake detector that returns the findings in `next`; None means that it has no new data."""
 
     holds, releases = 2, 3
 

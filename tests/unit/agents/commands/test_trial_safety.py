@@ -57,7 +57,7 @@ class Bench(ControlHarness):
             self.step += 1
 
     def switch(self, value: int) -> None:
-        """Apply the waiting commands on the ranks."""
+        """Apply the next command on all ranks."""
         self.trials.tick()
         self.settle()
         command = self.control.next_command(1e9 + self.step)

@@ -123,8 +123,8 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that wakes up before its next time to serve clients must not sleep beyond that time while it has updates to
-    send.
+    """If a hub wakes up early and has updates for its clients, it must not sleep past the time at which it serves
+    clients next.
     """
     waits: list[float] = []
     early_ms = 1e12  # each round is early

@@ -20,7 +20,7 @@ def membership() -> Membership:
 
 
 def on(membership: Membership, identity: bytes, rank: int) -> Known:
-    """The entry of `rank` on the connection `identity`, to which the hub assigns the rank's messages."""
+    """The entry to which the hub assigns messages of `rank` that arrive on the connection `identity`."""
     connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]

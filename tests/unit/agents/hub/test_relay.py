@@ -211,7 +211,8 @@ class HubSide:
 
 
 class Within:
-    """A relay `Node` with fake sockets: the test passes in messages of ranks and reads the messages to the hub."""
+    """A relay `Node` with fake sockets: the test passes in messages from ranks and reads the messages that the relay
+    sends to the hub."""
 
     def __init__(self) -> None:
         self.sockets, self._hub = RankSide(), HubSide()
@@ -237,7 +238,8 @@ class Within:
 
 
 def test_relays_of_a_large_job_send_records_less_often() -> None:
-    """512 relays of 8 ranks send a batch every 0.125 s, and all other messages at once."""
+    """In a job with 512 relays of 8 ranks each, a relay sends step records every 0.125 s and other messages
+    immediately."""
     node = Within()
     for rank in range(8):
         node.say(b"p%d" % rank, make_hello(rank, 4096))

@@ -1,4 +1,5 @@
-"""A training loop in lightweight processes that hangs: at step 20, rank 3 skips a collective and waits in the next one.
+"""A training loop that hangs, with forked processes as ranks: at step 20, rank 3 skips a collective and waits in the
+next one.
 
 python hanging.py WORLD RUNS
 """

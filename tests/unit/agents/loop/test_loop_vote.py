@@ -130,7 +130,8 @@ def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
 
 
 def test_failures_outside_the_exchange_do_not_end_the_agreement(caplog: pytest.LogCaptureFixture) -> None:
-    """An unusual step number, a failing log or an unreachable hub does not stop the ranks from agreeing on changes."""
+    """An invalid step number, a failing log handler or a failing agent does not stop the ranks from agreeing on
+    changes."""
 
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""The knob board: a change is checked as a whole, and its commit never fails with only a part of it applied."""
+"""The knob board: a change is checked as a whole before it is committed, and a refused change has no effect."""
 
 import pytest
 

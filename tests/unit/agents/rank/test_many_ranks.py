@@ -1,4 +1,5 @@
-"""Many ranks behind one connection: introductions, bounded queue, commands, sampling requests, silent ranks."""
+"""Many ranks behind one connection: hellos, the bounded queue, commands, sampling requests, preview queries, silent
+ranks."""
 
 import time
 from collections.abc import Callable, Iterator

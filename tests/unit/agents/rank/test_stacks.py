@@ -1,5 +1,5 @@
-"""The stacks of a process: the training thread is first, their size is bounded, and the program's files and hooks
-cannot delay them."""
+"""The stacks of a process: the training thread comes first, long stacks are shortened, and a source file or a hook of
+the program that hangs cannot delay the answer."""
 
 import sys
 import threading

@@ -1,4 +1,5 @@
-"""Vital signs: the right GPU is read, and a missing GPU or value is never replaced by another. NVML is a fake here."""
+"""Vitals (sensor values of a rank's GPU and host): the right GPU is read, and a missing GPU or value is never replaced
+by another. NVML is a fake here."""
 
 import sys
 from types import ModuleType
@@ -20,7 +21,7 @@ UNEQUAL = Device("GPU-dddd-4", name="NVIDIA A100-SXM4-80GB", gpu=40)
 
 
 def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ: str) -> str:
-    """The UUID of the device that is read. Devices are told apart by their utilization."""
+    """The UUID of the device that is read. Each device has a different utilization, by which it is recognised."""
     percent = Gpu(FakeNvml(*devices), device, environ).read()["device_percent"]
     return next(one.uuid for one in devices if one.gpu == percent)
 

@@ -1,4 +1,4 @@
-"""Tests what a starting hub reads from a recording: the state at the end of each earlier hub start."""
+"""Tests what a starting hub reads from a recording: the last states of earlier hub processes that had a leader."""
 
 import math
 import sqlite3
@@ -17,7 +17,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def tape(path: Path, *starts: tuple[str, list[Update]]) -> Path:
-    """A recording of several hub starts, each with a snapshot."""
+    """A recording by several hub processes, each of which recorded a snapshot at its start."""
     told = RecordingWriter(path, 1 << 30, 1 << 30)
     for epoch, updates in starts:
         told.begin(epoch, 0, 0.0, None, False, list(map(codec.pack, updates)))

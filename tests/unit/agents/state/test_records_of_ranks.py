@@ -1,4 +1,5 @@
-"""Rank records in a run's state take little memory: long records stay encoded, and equal facts are stored once."""
+"""Rank records in a run's state take little memory: long records stay encoded, and equal `facts` of hellos are stored
+once."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Run folders and sockets: a live run is found; for any other run the error is one sentence."""
+"""Run folders and sockets: a live run is found; for any other run there is a one-sentence error message."""
 
 import os
 import subprocess

@@ -94,7 +94,8 @@ def training(steps: int, accumulation: int = 1, rates: list[float] | None = None
 
 
 class Watched:
-    """A `Watch` of this process. `sent`: the messages and acks that its agent sends, once it has joined a run."""
+    """A `Watch` of this process. `sent`: the messages and acks that the agent sends after the process has joined a
+    run."""
 
     def __init__(self) -> None:
         self.hooks = Hooks()

@@ -15,8 +15,8 @@ WHY = "rank 1 failed: no [/space]\x1b[2J left"
 
 
 class FakeEngine:
-    """A fake engine process. `status` is its exit status if it exits by itself, `stopped` its exit status after
-    `stop`."""
+    """A fake engine process. `status` is the exit status if the process exits before `stop` is called; `stopped` is the
+    exit status after `stop`."""
 
     status: int | None = None
     stopped = 0

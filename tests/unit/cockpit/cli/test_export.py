@@ -88,7 +88,7 @@ def test_tensorboard(runs: Path, tmp_path: Path) -> None:
 
 
 def records_of(path: Path) -> Iterator[bytes]:
-    """The records of a W&B file: LevelDB's log format behind a header of seven bytes."""
+    """The records of a W&B file, which is in LevelDB's log format after a header of seven bytes."""
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:

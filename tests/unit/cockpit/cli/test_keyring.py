@@ -36,7 +36,8 @@ def listen(folder: Path) -> HubProcess:
 
 
 def hub_file(folder: Path, after: str = "") -> HubFile:
-    """Wait for the `hub.json` of a starting hub; ignore the file of the former hub, which has the epoch `after`."""
+    """Wait until a starting hub has written `hub.json`; the file of the previous hub, whose epoch is `after`, is
+    ignored."""
     deadline = time.monotonic() + 15
     while True:
         assert time.monotonic() < deadline, "the hub did not start"
@@ -160,7 +161,7 @@ def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the run is live, SQLite keeps the index of the write-ahead log in the memory of the machine that writes the
-    recording. After the run there is no such index, so any machine can read the recording."""
+    recording. After the run, no process keeps such an index, so any machine can read the recording."""
     hub_file(hub.folder)
     here = this_host()
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")

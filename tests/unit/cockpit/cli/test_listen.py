@@ -1,4 +1,4 @@
-"""`cockpit listen`: OpenTelemetry exports become runs. The sender is the official OpenTelemetry SDK."""
+"""`cockpit listen` turns OpenTelemetry exports into runs. The sender is the official OpenTelemetry SDK."""
 
 import contextlib
 import gzip
@@ -78,7 +78,7 @@ def listening(tmp_path: Path) -> Iterator[str]:
 
 
 class Training:
-    """A program that exports as Megatron-LM does, with the official SDK. `export` sends its metrics."""
+    """A program that sends OpenTelemetry metrics and traces as Megatron-LM does. `export` sends its metrics."""
 
     def __init__(self, url: str, run_id: str = "r1") -> None:
         from opentelemetry.exporter.otlp.proto.http import Compression
@@ -220,7 +220,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
 
 def request(*points: tuple[str, dict[str, Any]], run_id: str = "r") -> Any:
-    """An export: histograms with `count` and `sum`, else gauges with `as_double` or `as_int`."""
+    """An export request: points with `count` and `sum` are histograms, points with `as_double` or `as_int` gauges."""
     export = ExportMetricsServiceRequest()
     resource = export.resource_metrics.add()
     resource.resource.attributes.add(key="nemo.run.id").value.string_value = run_id

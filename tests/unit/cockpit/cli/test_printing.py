@@ -1,4 +1,4 @@
-"""Printed text contains no control characters, whatever the names of the run are."""
+"""Printed text contains no control characters, even if names in the run contain some."""
 
 import json
 import re

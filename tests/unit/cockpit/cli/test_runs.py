@@ -1,4 +1,5 @@
-"""``cockpit runs``: the state of each run of a folder, and one sentence for each that cannot be read."""
+"""``cockpit runs``: the state of each run in a folder, and a one-sentence error message for each run that cannot be
+read."""
 
 import contextlib
 import json
@@ -26,7 +27,7 @@ GONE = [Gone(rank, clean=True) for rank in range(2)]
 
 
 def record(folder: Path, *updates: Update, simulated: bool = False, steps: int = 5) -> Path:
-    """A recording of a run with two ranks that ends with `updates`."""
+    """A recording of a run with two ranks; `updates` are the last recorded updates."""
     folder.mkdir(parents=True, exist_ok=True)
     log = UpdateLog()
     recorder = Recorder(

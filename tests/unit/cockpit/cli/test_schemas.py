@@ -169,7 +169,7 @@ def test_a_description_of_a_machine() -> None:
 
 @pytest.mark.parametrize("kind", typing.get_args(Update), ids=lambda kind: kind.__name__)
 def test_the_schema_of_an_update_has_all_fields(kind: type[msgspec.Struct]) -> None:
-    """A field that is added to a message must be added to its schema, and a removed field fails here."""
+    """The schema of an update lists exactly the fields of the message, in the same order, and requires all of them."""
     found = schema("watch")["$defs"][kind.__name__.lower()]
     assert list(found["properties"]) == list(kind.__struct_fields__) == found["required"]
 

@@ -77,7 +77,8 @@ def test_the_bound_of_1f1b_is_the_textbook_formula(m: int, idle: float) -> None:
 
 
 def test_times_are_fitted_to_the_steps_of_the_run() -> None:
-    """The fit recovers the factor of a machine that computes and sends 1.5 times as slowly as planned."""
+    """The fit recovers the factor of a machine on which computation and communication take 1.5 times as long as
+    planned."""
     layout = large_layout()
 
     def truth(m: int) -> float:

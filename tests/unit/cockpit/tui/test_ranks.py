@@ -1,4 +1,5 @@
-"""The rank grid by node and in its three comparisons, rank x step, the inspector and the list of metrics, as drawn."""
+"""The drawn panels of the ranks screen: the rank grid by node, its comparisons, rank x step, the inspector and the list
+of metrics."""
 
 from dataclasses import replace
 

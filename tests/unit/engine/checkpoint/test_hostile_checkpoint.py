@@ -1,4 +1,5 @@
-"""Malicious files in a checkpoint's folder: no code in them runs, and each is refused in one sentence."""
+"""Malicious files in a checkpoint's folder: no code in them runs, and each is refused with a one-sentence error
+message."""
 
 import json
 import os

@@ -91,8 +91,8 @@ def test_logits_and_text_equal_those_of_transformers(name: str, tmp_path: Path) 
 
 
 def greedy(stage: Stage, prompt: Tensor, count: int) -> Tensor:
-    """Greedy text of the engine's model. This function computes whole sequences of LENGTH tokens; later tokens have no
-    effect on earlier ones."""
+    """The text that the engine's model generates with greedy decoding. Each forward pass computes a whole sequence of
+    LENGTH tokens; the padding after the text has no effect on the text."""
     text = prompt
     for _ in range(count):
         padded = torch.nn.functional.pad(text, (0, LENGTH - text.shape[1]))
@@ -103,7 +103,7 @@ def greedy(stage: Stage, prompt: Tensor, count: int) -> Tensor:
 
 
 def test_dtypes(tmp_path: Path) -> None:
-    """Weights in bf16 stay as they are until a run casts them; an export in bf16 is half as large as one in fp32."""
+    """Weights that are imported in bf16 have the same values in a bf16 export and in an fp32 export."""
     from safetensors.torch import load_file, save_file
 
     saved_model("llama", tmp_path / "hf")
@@ -218,7 +218,7 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
 
 def with_prediction(folder: Path) -> Any:
     """Save a random DeepSeek-V3 with a multi-token prediction module, under the tensor names of DeepSeek's release.
-    Returns the transformers model, which has no such module."""
+    Returns the transformers model, which lacks the multi-token prediction module."""
     from safetensors.torch import load_file, save_file
 
     model, path = saved_model("deepseek_v3", folder, num_nextn_predict_layers=1), folder / "model.safetensors"
@@ -239,7 +239,8 @@ def with_prediction(folder: Path) -> Any:
 
 
 def test_multi_token_prediction_is_imported_on_request(tmp_path: Path) -> None:
-    """The logits of the module equal those that transformers' decoder layer gives; an export has the same tensors."""
+    """The logits of the multi-token prediction module equal those computed with transformers' decoder layer, and an
+    export has the same tensors as the imported model."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer

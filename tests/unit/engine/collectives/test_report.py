@@ -91,7 +91,8 @@ def test_noise_widens_the_interval_around_the_estimate() -> None:
 
 def test_sizes_of_the_crossover_are_those_of_the_formulas() -> None:
     """Eight ranks: doubling takes 3 (alpha + n beta), halving-doubling 6 alpha + 2 7/8 n beta, so they are equal at n =
-    3 alpha / (1.25 beta). A ring sends as many bytes as halving-doubling in more steps, so it is never chosen."""
+    3 alpha / (1.25 beta). A ring sends the same number of bytes as halving-doubling but needs more steps, so it is
+    never chosen."""
     bands = [
         (band.algorithm, band.from_bytes, band.to_bytes) for band in report(SETTINGS, measured())[0].chosen
     ]

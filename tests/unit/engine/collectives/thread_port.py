@@ -14,7 +14,7 @@ TIMEOUT_S = 20.0
 
 
 class ThreadTransport:
-    """A message is a copy in the queue of its pair of ranks."""
+    """Sends a message by putting a copy of the tensor into the queue from the sender to the receiver."""
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], "Queue[Tensor]"]):
         self._rank, self._queues = rank, queues

@@ -1,4 +1,4 @@
-"""Layouts: overrides, and an error of one sentence for each mistake."""
+"""Layouts: overrides, and a one-sentence error message for each mistake."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The reference of a layout's keys is complete, and docs/train/layout.md equals it."""
+"""The reference of layout keys is complete, and docs/train/layout.md is identical to it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The text form of the settings that a re-layout changes, its error messages, and the nearest smaller layout."""
+"""The settings that a re-layout changes, as text; error messages for invalid text; and the nearest smaller layout."""
 
 import pytest
 

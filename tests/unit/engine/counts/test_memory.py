@@ -87,7 +87,8 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The peak of the summed weights of all micro-batches in flight, found by stepping through the actions."""
+    """The maximum, over the actions of a schedule, of the total weight of the micro-batches in flight. A micro-batch on
+    the n-th stage of this rank weighs `weights[n]`."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):
@@ -173,8 +174,8 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
 
 
 def test_what_all_ranks_hold_at_least() -> None:
-    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO stage 3 each rank
-    also holds all gathered weights; below stage 2 it also holds all gradients."""
+    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO stage 3, each rank
+    also holds a full copy of the weights; below stage 2, it holds all gradients instead of a shard."""
     layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
     job = Job.of(layout)
     size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4

@@ -2,8 +2,8 @@
 
 The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
 of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner. WRONG lists those that do not,
-each with the correct number and the reason.
+"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner. WRONG lists the numbers that do
+not, each with the correct number and the reason.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The order of samples: each sample once an epoch, sources by their weights, in an order that the seed determines."""
+"""The order of samples: each sample comes once per epoch, and the weights determine the shares of the sources."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The [sample] table of a layout: the prompt as tokens, and errors in one sentence."""
+"""The [sample] table of a layout: the tokens of the prompt, and one-sentence error messages."""
 
 import json
 from pathlib import Path

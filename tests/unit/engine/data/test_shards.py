@@ -1,4 +1,4 @@
-"""Token shards: what is written is read back, and damaged files are refused in one sentence."""
+"""Token shards: what is written is read back, and damaged files are refused with a one-sentence error message."""
 
 import json
 import subprocess

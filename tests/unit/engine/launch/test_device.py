@@ -119,7 +119,7 @@ def test_all_tensors_of_a_stage_are_created_on_its_device(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_stays_on_its_device(kind: str) -> None:
     """On meta tensors, an operation on tensors of different devices raises an error. An operation that copies a value
-    to the host, which would make the host wait for the device, raises one too.
+    to the host, which would make the host wait for the device, also raises an error.
     """
     layout = layout_of(kind)
     model, tp = layout.model, Axis("tp", None, Meter())

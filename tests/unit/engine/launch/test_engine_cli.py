@@ -1,4 +1,4 @@
-"""Errors of `engine` before a run starts: one sentence and the exit status."""
+"""Errors of `engine` before a run starts: a one-sentence message and the exit status."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Another package with the import name `agents` is refused in one sentence, before it is imported."""
+"""If `agents` is a package of another project, the commands refuse it with a one-sentence error message before they
+import it."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""Compares the model with a plain implementation of its formulas, and its dropped pairs with a count in a plain
-loop."""
+"""Compares the model with a plain implementation of its formulas, and the number of dropped (token, expert) pairs with
+a count in a plain loop."""
 
 import math
 from collections import Counter

@@ -39,7 +39,7 @@ def stage(layout: Layout) -> Stage:
 
 @pytest.fixture
 def text() -> Tensor:
-    """Sequences of 24 tokens, each followed by one more token, its last target."""
+    """Sequences of 24 tokens, each followed by one more token, which is the target of the last one."""
     return torch.randint(0, 256, (3, 25), generator=torch.Generator().manual_seed(5))
 
 

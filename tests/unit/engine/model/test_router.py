@@ -30,7 +30,7 @@ B, S, D, E = 3, 24, 64, 8
 
 
 def layer_of(knob_values: KnobValues | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
-    """A layer whose router gives clearly different scores."""
+    """A layer whose router gives the experts clearly different scores."""
     meter = Meter(1, E)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     mixture = Moe(**{"experts": E, "top_k": 2, "d_expert": 32, "balance": "none"} | moe)
@@ -121,7 +121,8 @@ def test_token_choice_equals_a_loop_over_tokens(x: Tensor, moe: dict[str, Any]) 
 @pytest.mark.parametrize("factor", [None, 0.5, 1.7, 8.0])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_expert_choice_equals_a_loop_over_experts(x: Tensor, factor: float | None, score: str) -> None:
-    """Zhou et al. 2022: each expert takes its best C tokens of a sequence; the weights are the unnormalised scores."""
+    """Zhou et al. 2022: each expert takes the C tokens of a sequence with the highest scores; the weights are the
+    unnormalised scores."""
     layer, meter = layer_of(KnobValues(capacity_factor=factor), router="expert_choice", score=score)
     out, _ = run(layer, x)
     capacity = min(S, math.ceil((factor or 1.0) * S * 2 / E))

@@ -94,7 +94,8 @@ class Recorder:
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 requests an asynchronous gather on the compute stream, which a blocking gather would stall. If it requests
-    a blocking gather, no work handle may be returned: FSDP2 would then skip the wait for its own streams."""
+    a blocking gather, no work handle may be returned, because with a handle FSDP2 would skip the wait for its own
+    streams."""
     recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
     axis.size = 2
     out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()

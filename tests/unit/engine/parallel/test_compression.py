@@ -1,4 +1,4 @@
-"""Compares compressed gradient reductions over replicas that are threads with a reference, over several steps."""
+"""Compares compressed gradient reductions with a reference over several steps; each replica is a thread."""
 
 from collections.abc import Callable
 from math import prod
@@ -174,8 +174,8 @@ def test_low_rank_sum_at_full_rank_is_exact(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_infinite_gradient_is_seen_and_leaves_no_trace(method: Method, bad: float) -> None:
-    """If the gradient of one replica is not finite, the sum is not finite on all replicas. The step is skipped, and it
-    has no effect on the following steps."""
+    """If the gradient of one replica is not finite, every replica gets a sum that is not finite. The step is skipped,
+    and it has no effect on the following steps."""
 
     def spoiled(rank: int) -> list[Tensor]:
         first, second, third, _ = gradients(rank)

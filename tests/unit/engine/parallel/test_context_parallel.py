@@ -136,8 +136,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel does not, so this test reads the values as
-    if they were contiguous."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects them, so this test passes it the
+    same memory with contiguous strides."""
     kernel = flash_attention.backward
 
     def by_pointer(
@@ -206,8 +206,8 @@ def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.Monk
 def test_blocks_merge_to_the_whole(
     device: str, dtype: torch.dtype, G: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compares attention over two blocks of keys, one of them causal, with torch. `plain` tests the path without a
-    fused kernel."""
+    """Compares attention that is computed over two blocks of keys, one of them causal, and then merged, with torch's
+    attention. `plain` tests the path without a fused kernel."""
     monkeypatch.setattr(flash_attention, "ROWS", 5)
     forward = flash_attention.plain_forward if plain else flash_attention.forward
     backward = flash_attention.plain_backward if plain else flash_attention.backward

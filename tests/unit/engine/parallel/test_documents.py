@@ -146,8 +146,8 @@ def test_over_context_parallel_ranks(
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("S", [768, 1000])
 def test_blocks_of_flex_attention(S: int, window: int | None) -> None:
-    """Every visible pair is in a listed block, and only pairs in partial blocks are masked, as in torch's own block
-    mask, which is made from all pairs."""
+    """The listed blocks equal those of torch's `create_block_mask`, which evaluates the mask for every (query, key)
+    pair."""
     ends = torch.rand(2, S - 1, generator=torch.Generator().manual_seed(1)) < 0.002
     starts = torch.from_numpy(starts_of(ends.numpy()))
     at = torch.arange(S)

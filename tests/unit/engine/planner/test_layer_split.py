@@ -1,4 +1,5 @@
-"""Compares the split of layers into stages with all possible splits, and tests the weights of layers and head."""
+"""Checks that no other split of the layers into stages has a smaller maximum weight, and that a layer's weight is its
+number of multiply-adds."""
 
 from itertools import combinations, pairwise
 

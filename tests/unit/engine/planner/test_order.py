@@ -1,4 +1,5 @@
-"""Tests when it is certain which of two layouts is faster, how the limits are calibrated, and published pairs."""
+"""Tests when the planner is certain which of two layouts is faster, how the limits are calibrated, and that no
+published pair is called wrongly."""
 
 from dataclasses import replace
 from math import log

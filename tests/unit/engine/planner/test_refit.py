@@ -1,4 +1,5 @@
-"""Tests that fitting the planner's times to a run recovers known factors, and gives intervals for changes."""
+"""Tests that a fit of the planner's times to the steps of a run recovers known factors, and gives intervals for the
+effects of changes."""
 
 import numpy as np
 import pytest

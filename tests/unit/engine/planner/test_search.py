@@ -28,7 +28,7 @@ def small(*more: str) -> Layout:
 
 
 def test_nothing_that_fits_is_faster() -> None:
-    """Compares the result with full plans of all choices for 4 ranks."""
+    """Compares the search result with full plans of all choices of a layout for 4 ranks."""
     layout, capacity = small(), MARGIN * H100.device.memory_bytes
     every = []
     for choice in choices(layout, 4, 8):

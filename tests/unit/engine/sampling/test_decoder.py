@@ -1,5 +1,5 @@
 """With a cache, logits equal those of a full forward pass for every kind of model. The cache has the size that the
-formula gives."""
+planner's formula gives."""
 
 from collections.abc import Iterator
 

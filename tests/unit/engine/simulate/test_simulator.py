@@ -291,7 +291,7 @@ def test_events_of_experts_need_experts() -> None:
 
 
 def holders(run: Run) -> dict[tuple[int, int], list[int]]:
-    """The ranks that hold an expert according to their hello, by layer and expert."""
+    """Maps each (layer, expert) to the ranks whose hellos list this expert."""
     found: dict[tuple[int, int], list[int]] = {}
     for hello in run.introductions():
         if isinstance(hello, Hello):

@@ -1,4 +1,4 @@
-"""Tests that the roofline, the predicted step and the meter's bytes count the same collectives."""
+"""Tests that the roofline, the predicted step time and the metered bytes count the same collectives."""
 
 from pathlib import Path
 

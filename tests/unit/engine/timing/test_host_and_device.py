@@ -1,4 +1,4 @@
-"""Tests the combined time of host and device, and which kernels a framework release runs."""
+"""Tests the time of a step that host and device take together, and which kernels a framework release runs."""
 
 from dataclasses import replace
 

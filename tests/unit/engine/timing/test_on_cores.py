@@ -136,7 +136,8 @@ def test_units_of_fsdp(overrides: list[str], dense: list[int], experts: list[int
 
 
 def test_a_device_of_its_own_is_no_core() -> None:
-    """The description that a probe of GPUs writes has no `cores`, so the step time is predicted as on any GPU."""
+    """A hardware description that a probe of GPUs has written has no `cores`, so step times are predicted as for other
+    GPUs."""
     own = machine()
     gpus = replace_measured(own, cores=None)
     job = job_of()

@@ -240,7 +240,8 @@ def test_every_release_of_a_row_names_its_source() -> None:
 
 
 def test_selective_recompute_repeats_the_attention_block_in_the_engine() -> None:
-    """The engine repeats norm, query, key and value products, and attention, but not the product after it."""
+    """The engine recomputes the norm, the query, key and value projections, and attention, but not the output
+    projection."""
     engine = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(), framework="engine", recompute="selective")
     megatron = replace(engine, framework="megatron")
     products = [

@@ -1,5 +1,5 @@
-"""Predicted effects of a change: from measurements if there are any, else from a simulation; without both there is no
-number."""
+"""Predicted effects of a change: from measurements if there are any, else from a simulation; without either, no number
+is predicted."""
 
 import pytest
 from msgspec import structs
@@ -96,8 +96,8 @@ def test_measurements_take_precedence_over_simulation() -> None:
 
 
 def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
-    """The number of micro-batches changes every five steps, so no stretch with equal knobs has enough measured
-    steps."""
+    """The number of micro-batches changes every five steps, so no stretch of consecutive steps with equal knob values
+    has enough measured steps."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     for step in range(30):
         its = {**board().values, "micro_batches": (4, 8)[step // 5 % 2]}

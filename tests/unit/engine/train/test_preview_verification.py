@@ -1,5 +1,5 @@
 """Previews on a simulated cluster, where the true effects are known: signs, intervals, memory, and the events that
-report whether a preview came true."""
+compare a preview with the measured effect."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Predicted step times of knob values that were in force before, in a run whose step times drift with every value."""
+"""Predicted step times of knob values that were in force earlier in the run, with and without a drift of all step
+times."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
 """Tests the Megatron-Bridge callback without the package: a stand-in calls it in the order of Megatron-Bridge's
 `train`.
 
-`tests/ranks/adapters/megatron_bridge` tests it with the package.
+`tests/ranks/adapters/megatron_bridge` tests the callback with the package.
 """
 
 import sys
@@ -36,8 +36,8 @@ class Calculator(ModuleType):
 
 
 class Bridge:
-    """A stand-in for Megatron-Bridge's training on one rank, without a model. `widths`: number of micro-batches in each
-    step; `saved`: the steps after which it saved a checkpoint."""
+    """A stand-in for Megatron-Bridge's training on one rank, without a model. `widths`: the number of micro-batches in
+    each step; `saved`: the steps after which a checkpoint was saved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **dataset: Any) -> None:
         self.calculator = Calculator("megatron.core.num_microbatches_calculator")

@@ -35,7 +35,8 @@ class Group:
         self._barrier.wait(10)
 
     def agree(self, *calls: list[bytes]) -> list[list[list[bytes]]]:
-        """What each rank gets from each call, if the ranks pass the bytes of `calls`."""
+        """Call the all-gather on all ranks, once for each item of `calls`, which has the bytes that each rank passes.
+        Returns what each rank gets from each call."""
         got: dict[int, list[list[bytes]]] = {}
 
         def rank(number: int) -> None:

@@ -62,7 +62,8 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, far_runs: Path, tmp_path: Path) -> None:
-    """This machine has an empty folder of runs; the other machine has a `cockpit` that knows its own folder."""
+    """This machine has an empty folder of runs; the command `cockpit` of the other machine uses that machine's
+    folder."""
     (tmp_path / "near").mkdir()
     monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path / "near"))
     command = tmp_path / "cockpit"

@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spike_is_drawn(found: list[Segment]) -> bool:
-    """Whether the drawn line is far above the rest of the curve at the spike and nowhere else."""
+    """Whether the drawn line rises far above the rest of the curve at the spike, and only there."""
     points = [point for one in found for point in one.points]
     assert (SPIKE, at(SPIKE).loss) in points
     width, height = 109, 21

@@ -168,7 +168,7 @@ def test_an_ended_run_shows_its_last_step() -> None:
 
 
 def test_a_run_before_its_first_step_has_no_finding() -> None:
-    """After the hub was killed, the ranks have joined again, and nothing is known about the run yet."""
+    """The hub was killed and restarted; the ranks have joined again, but nothing else is known about the run yet."""
     store = store_with(FakeRun())
     store.rebuild(FakeRun().begin())
     assert status_word(store) == ("LIVE", Level.NOTE)
@@ -186,7 +186,7 @@ def test_the_headline_names_the_state_of_the_rank(
 
 
 def test_a_long_badge_shortens_words_and_keeps_figures() -> None:
-    """On 80 columns, the loss and the coverage stay visible beside the longest badges and the mark of a
+    """On a terminal of 80 columns, the loss and the coverage stay visible beside the longest badges and the mark of a
     simulated run."""
     store = store_with(FakeRun(oversubscribed=False, steps=15_000), NOTICE)
     hellos = [
@@ -350,7 +350,7 @@ def test_a_next_step_that_would_be_cut_off_has_its_own_line(width: int) -> None:
 
 @pytest.mark.parametrize(("width", "most"), [(80, 3), (80, 4)])
 def test_a_long_finding_is_shortened_before_the_next_step(width: int, most: int) -> None:
-    """On 80 columns a finding of three lines would leave no room for the advice."""
+    """On a terminal of 80 columns, a finding of three lines would leave no room for the advice."""
     text = f"rank 6 (pp1 dp1 tp0 ep2) has an own time of 90 ms a step, {'slow ' * 22}"
     slow = structs.replace(NOTICE[0], since_step=4, text=text)
     store = store_with(FakeRun(oversubscribed=False), [slow])

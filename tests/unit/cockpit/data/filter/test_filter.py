@@ -165,7 +165,8 @@ def test_names_of_a_hostile_run_are_identifiers() -> None:
 
 
 def test_the_grid_dims_ranks_that_do_not_match() -> None:
-    """A cell that stands for several ranks shows the worst rank that matches; a cell without such a rank is shaded."""
+    """A cell that stands for several ranks shows the worst of the ranks that match the filter; a cell without a match
+    is shaded."""
     store = filled(FakeRun(oversubscribed=False))
     readings = read(store, OWN_TIME)
     levels = levels_of(store, OWN_TIME, readings)

@@ -1,4 +1,5 @@
-"""History of the expert load: bounded, extremes kept, and streaks that are exact for the records received."""
+"""The history of the expert load: its size is bounded, it keeps the extremes, and its streaks are exact for the records
+received."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""The log of a run: kinds and steps of entries, repeats, ends of alerts, filters, and the effect of a change."""
+"""The log of a run: kinds and steps of entries, repeated entries, ends of alerts, filters, and the effect of a
+change."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Why a rank is slow: the sentence of the inspector, and the peers' numbers beside those of the rank."""
+"""Why a rank is slow: the sentence in the inspector, and the numbers of the rank and of its peers."""
 
 import pytest
 from msgspec import structs

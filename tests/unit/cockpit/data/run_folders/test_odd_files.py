@@ -1,4 +1,5 @@
-"""A run folder with devices or pipes in place of files: each command reports one sentence and does not block."""
+"""A run folder with devices or pipes in place of files: each command prints a one-sentence error message and does not
+block."""
 
 import os
 import resource

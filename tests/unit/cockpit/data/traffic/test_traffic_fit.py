@@ -1,5 +1,5 @@
-"""The fit of an axis's time in collectives: it recovers known factors, and leaves out what the steps do not
-determine."""
+"""The fit of the time that an axis's collectives take: it recovers known factors, and leaves out factors that the
+measured steps do not determine."""
 
 import random
 

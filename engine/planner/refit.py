@@ -26,9 +26,10 @@ LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 
 class Parts(NamedTuple):
-    """Predicted seconds of a step. `compute` and `exchange`: computation and exchanges in the slowest rank's actions.
-    `stretch`: factor by which the bubble extends the time of the actions. `sends`: exposed sends between pipeline
-    stages. `outside_compute` and `outside_exchange`: computation and exchanges outside the pipeline, once per step."""
+    """Predicted seconds of a step. `compute` and `exchange`: the time that the slowest rank's pipeline actions spend in
+    computation and in communication. `stretch`: factor by which the bubble extends the time of the actions. `sends`:
+    exposed sends between pipeline stages. `outside_compute` and `outside_exchange`: computation and communication
+    outside the pipeline, once per step."""
 
     compute: float
     exchange: float

@@ -139,7 +139,7 @@ def roofline(
 
 
 class Load(NamedTuple):
-    """Bytes and number of messages that a rank sends over one level of links in a step, by axis."""
+    """Bytes and number of messages that a rank sends over one level of the network in a step, by axis."""
 
     bytes: dict[str, float]
     messages: dict[str, float]

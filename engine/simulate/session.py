@@ -245,7 +245,7 @@ class Session:
 
 
 def outage(found: Simulated, waited_ms: float) -> list[Operation]:
-    """The operations of the ranks during an outage: a hanging rank computes, and all others wait for it."""
+    """The operation of each rank while a rank hangs: the hung rank is in a forward pass, and all others wait for it."""
     conditions = found.conditions
     waiting = np.flatnonzero(~conditions.silent & ~conditions.hung)
     doing = "ep all-to-all" if found.traffic else "dp reduce"

@@ -58,8 +58,8 @@ class SamplingLeases:
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
-        their connections. Ranks behind one relay share a message, because a socket drops messages while its queue is
-        full.
+        their connections. Ranks behind one relay share a message, so that the messages do not fill the socket's send
+        queue: ZeroMQ drops messages to a full queue.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:

@@ -79,8 +79,8 @@ def connected(folder: Path) -> Iterator[Client]:
 
 
 def window(client: Client, changes: Changes) -> list[float]:
-    """Wait for the next `SKIPPED + WINDOW` steps with these knob values; returns the times of the last `WINDOW` steps
-    in ms."""
+    """Wait for the next `SKIPPED + WINDOW` steps with these knob values, and return the times of the last `WINDOW`
+    steps in ms."""
     first = client.state.summaries[-1].step if client.state.summaries else -1
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

@@ -193,8 +193,8 @@ class _Drawing:
         return line
 
     def _line(self, fact: Fact, longest: float | None = None, limit: str = "") -> StripLine:
-        """The line of one number: its name, its value, its unit, the median of the peers, and the deviation. If the
-        number is a time, the line also has a bar."""
+        """The line for one metric: its name, value and unit, the median of the peers, and the deviation from it. A
+        time also has a bar."""
         metric, colours = fact.metric, self.colours
         name = NAMES.get(metric.key) or format.clean(metric.title)
         if metric.key.startswith(PHASE):

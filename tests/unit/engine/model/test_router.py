@@ -163,7 +163,7 @@ def test_drops_equal_a_count_in_a_loop(x: Tensor, factor: float, drop: str) -> N
 
 
 def test_ties_go_to_the_lower_index() -> None:
-    """If tokens or experts have equal scores, the router chooses the lower positions and the lower expert numbers."""
+    """Among equal scores, the router prefers the token at the lower position or the expert with the lower index."""
     alike = torch.ones(1, S, D)
     for drop in ("position", "probability"):
         layer, _ = layer_of(KnobValues(capacity_factor=0.5), drop=drop)

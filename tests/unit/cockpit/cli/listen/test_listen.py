@@ -1,41 +1,23 @@
 """`cockpit listen` turns OpenTelemetry exports into runs. The sender is the official OpenTelemetry SDK."""
 
-import contextlib
-import gzip
-import http.client
 import json
 import math
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cockpit.cli.main import run
-
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 
-from cockpit.export.incoming import receiver as receiving
 from cockpit.export.incoming import runs as exported
-from cockpit.export.incoming.exports import METRICS, MOST_TIMES, Quantity, metrics_of, spans_of
-from cockpit.export.incoming.receiver import Receiver
-from cockpit.export.incoming.runs import ExportedRuns
-
-PROTOBUF = "application/x-protobuf"
-DEADLINE_S = 30.0
+from cockpit.export.incoming.exports import spans_of
+from tests.unit.cockpit.cli.listen.exports import DEADLINE_S, LOSS, STEP_MS, Noted, request
 
 
 def cockpit(runs: Path, *words: str) -> Any:
@@ -57,24 +39,6 @@ def until(true: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return found
-
-
-@pytest.fixture
-def listening(tmp_path: Path) -> Iterator[str]:
-    """Start `cockpit listen` with the test's folder for its runs, and yield its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cockpit", "listen", "--otlp", str(port), "--metric", "my.norm=grad_norm"],
-        env=os.environ | {"COCKPIT_RUNS": str(tmp_path)},
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout and b"receives OTLP" in process.stdout.readline()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 130
 
 
 class Training:
@@ -178,67 +142,6 @@ def test_a_training_that_exports_is_shown_as_a_run(listening: str, tmp_path: Pat
 # ------------------------------------------------------------------------------------------ readings
 
 
-class Noted:
-    """Replaces the loop that `agents.join` returns; records the steps and events that it is given."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.steps: list[tuple[int, float, dict[str, Any]]] = []
-        self.events: list[str] = []
-        self.now_s, self.closed = 0.0, 0
-        monkeypatch.setattr(exported.agents, "join", lambda *_, **__: self)
-        self.runs = ExportedRuns("", lambda _: None, lambda: self.now_s)
-        self.receiver = Receiver(self.runs, {**METRICS, "n": Quantity("step")})
-
-    def begin(self, number: int) -> Any:
-        self._values: dict[str, Any] = {}
-        self._number = number
-        return self
-
-    def report(self, **values: Any) -> None:
-        self._values |= values
-
-    def end(self, _: object, step_ms: float) -> None:
-        self.steps.append((self._number, step_ms, self._values))
-
-    def event(self, text: str, level: str = "info", facts: object = None) -> None:
-        self.events.append(text)
-
-    def at(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def take(self, request: Any) -> None:
-        for source, readings in metrics_of(request, self.receiver._names):
-            self.runs.take(source, readings)
-
-
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
-    return Noted(monkeypatch)
-
-
-def request(*points: tuple[str, dict[str, Any]], run_id: str = "r") -> Any:
-    """An export request: points with `count` and `sum` are histograms, points with `as_double` or `as_int` gauges."""
-    export = ExportMetricsServiceRequest()
-    resource = export.resource_metrics.add()
-    resource.resource.attributes.add(key="nemo.run.id").value.string_value = run_id
-    metrics = resource.scope_metrics.add().metrics
-    for name, values in points:
-        temporality = values.pop("temporality", 2)
-        metric = metrics.add(name=name)
-        if "count" in values:
-            metric.histogram.aggregation_temporality = temporality
-            metric.histogram.data_points.add(**values)
-        else:
-            metric.gauge.data_points.add(**values)
-    return export
-
-
-STEP_MS, LOSS = "megatron.training.step_duration_ms", "megatron.training.loss"
-
-
 def test_a_repeated_nan_is_no_new_step(noted: Noted) -> None:
     for _ in range(2):
         gauges = request(
@@ -325,110 +228,3 @@ def test_the_end_of_training_ends_the_run_after_its_last_metrics(noted: Noted) -
     noted.now_s = exported.LAST_S + 1
     noted.runs.end_old()
     assert noted.closed == 1
-
-
-# ------------------------------------------------------------------------------------------ requests
-
-
-def answer(receiver: Receiver, body: bytes, path: str = "/v1/metrics", **environ: Any) -> tuple[str, bytes]:
-    """The status and body of the receiver's response to one request."""
-    import io
-
-    asked = {
-        "REQUEST_METHOD": "POST",
-        "PATH_INFO": path,
-        "CONTENT_TYPE": PROTOBUF,
-        "CONTENT_LENGTH": str(len(body)),
-    }
-    found: list[str] = []
-    parts = receiver(
-        asked | {"wsgi.input": io.BytesIO(body)} | environ, lambda status, *_: found.append(status) or print
-    )
-    return found[0], b"".join(parts)
-
-
-BOMB = gzip.compress(bytes(receiving.MOST_BYTES + 1))
-TIMES = request(
-    *((LOSS, {"as_double": 1.0, "time_unix_nano": at}) for at in range(MOST_TIMES + 1))
-).SerializeToString()
-
-
-@pytest.mark.parametrize(
-    ("body", "environ", "status", "sentence"),
-    [
-        (
-            b"{}",
-            {"CONTENT_TYPE": "application/json"},
-            "415",
-            "application/json; legal: application/x-protobuf",
-        ),
-        (b"", {"CONTENT_TYPE": ""}, "415", "missing"),
-        (b"\xff\xff", {}, "400", "is not an export"),
-        (TIMES, {}, "413", "at most 1024 points in time"),
-        (b"\x0a" * 2000, {}, "400", "is not an export"),
-        (b"", {"CONTENT_LENGTH": ""}, "411", "length"),
-        (b"", {"CONTENT_LENGTH": "-1"}, "413", "at most 4 MiB"),
-        (b"", {"CONTENT_LENGTH": str(2**40)}, "413", "at most 4 MiB"),
-        (BOMB, {"HTTP_CONTENT_ENCODING": "gzip"}, "413", "at most 4 MiB"),
-        (b"x", {"HTTP_CONTENT_ENCODING": "gzip"}, "400", "is not gzip"),
-        (b"x", {"HTTP_CONTENT_ENCODING": "br"}, "415", "br is unknown; legal: gzip, deflate"),
-        (b"", {"REQUEST_METHOD": "GET"}, "405", "POST"),
-        (b"", {"PATH_INFO": "/v1/logs"}, "404", "/v1/metrics and /v1/traces"),
-    ],
-    ids=range(13),  # the bytes that gzip writes depend on the time
-)
-def test_what_is_no_export_is_refused_with_one_sentence(
-    noted: Noted, body: bytes, environ: dict[str, str], status: str, sentence: str
-) -> None:
-    got, text = answer(noted.receiver, body, **environ)
-    assert got.startswith(status) and sentence in Status.FromString(text).message
-    assert not noted.steps
-
-
-def test_compressed_exports_and_a_refusal_of_the_run(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "TAKEN_S", 0.0)
-    body = request((STEP_MS, {"count": 1, "sum": 10.0})).SerializeToString()
-    assert answer(noted.receiver, zlib.compress(body), HTTP_CONTENT_ENCODING="deflate") == ("200 OK", b"")
-    noted.receiver.work(0)
-    assert len(noted.steps) == 1
-    monkeypatch.setattr(exported, "MOST_RUNS", 1)
-    monkeypatch.setattr(receiving.threading.Event, "wait", lambda *_: noted.receiver.work(0))
-    other = request((STEP_MS, {"count": 1, "sum": 10.0}), run_id="other").SerializeToString()
-    status, text = answer(noted.receiver, other)
-    partial = ExportMetricsServiceResponse.FromString(text).partial_success
-    assert (status, partial.rejected_data_points) == ("200 OK", 1) and "already" in partial.error_message
-
-
-def test_garbage_at_the_port_ends_nothing(listening: str) -> None:
-    host, port = listening.removeprefix("http://").split(":")
-    for garbage in (
-        b"\xff" * 4096,
-        b"POST /v1/metrics HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
-    ):
-        with (
-            socket.create_connection((host, int(port)), timeout=DEADLINE_S) as one,
-            contextlib.suppress(OSError),
-        ):
-            one.sendall(garbage)
-            one.shutdown(socket.SHUT_WR)
-            while one.recv(4096):
-                pass
-    deadline = time.monotonic() + DEADLINE_S
-    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
-    connection.request("POST", "/v1/metrics", b"", {"Content-Type": PROTOBUF})
-    assert connection.getresponse().status == 200 and time.monotonic() < deadline
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--otlp", "0.0.0.0:4318"], "every network"),
-        (["--otlp", "192.0.2.1:4318"], "OTLP has no keys"),
-        (["--otlp", "x"], "cannot listen on x"),
-        (["--otlp", "0", "--metric", "a=speed"], "legal: NAME=FIELD, with one of step, step_ms, loss"),
-        (["--otlp", "0", "--name", "x" * 65], "at most 64 characters"),
-    ],
-)
-def test_illegal_options(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["listen", *words]) == 2
-    assert sentence in capsys.readouterr().err

@@ -7,8 +7,8 @@ from agents.protocol import Record, Summary, Update
 from agents.recording.format import RecordingError
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
-from cockpit.data.diagnosis.diagnosis import LOST, diagnosis
-from cockpit.data.diagnosis.status import SIMULATED, status_fields, status_word
+from cockpit.data.diagnosis.diagnosis import LOST, Level, diagnosis
+from cockpit.data.diagnosis.status import SIMULATED, state_field, status_fields
 from cockpit.data.filter import Filter, FilterError, count_text, matches, matching, parse, vocabulary
 from cockpit.data.link import LinkState
 from cockpit.data.log.run_log import log_entries
@@ -31,9 +31,10 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
     if as_json:
         print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | {"missing": loaded.missing})
         return report_missing(loaded.missing, loaded.note)
-    word, level = status_word(store)
+    state = state_field(store)
     fields = [field.text.strip() for field in status_fields(store, operator=None)]
-    print_line(" · ".join([f"{level.value} {word}", *fields]))
+    level = state.level or Level.NOTE
+    print_line(" · ".join([f"{level.value} {state.text}", *fields]))
     found = diagnosis(store)
     print_line(f"{found.level.value} {found.sentence}")
     if chosen:

@@ -24,6 +24,7 @@ _LINK_LEVEL = {
 
 GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 ALWAYS = -1  # priority of a field that is never dropped
+WHOLE = -2  # priority of a field that is never dropped, and shortened only if nothing else is left to drop
 FIGURES = 5  # highest priority number of the fields whose words are shortened before one of them is dropped
 BEHIND_AFTER_S = 2.0  # over a slow connection, a step may take several frames
 NAME_CHARS = 12  # maximum length of the short form of the run's name
@@ -32,7 +33,7 @@ NAME_CHARS = 12  # maximum length of the short form of the run's name
 @dataclass(frozen=True)
 class StatusField:
     """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
-    never one with priority `ALWAYS`. `short`: the same numbers with fewer words, or ""."""
+    never one with priority `ALWAYS` or `WHOLE`. `short`: the same numbers with fewer words, or ""."""
 
     text: str
     priority: int
@@ -53,12 +54,14 @@ def fitting(
         if fits(kept):
             return kept
         kept.remove(field)
-    for field in (one for one in ranked if one.short and one.priority <= FIGURES):
+    for field in (one for one in ranked if one.short and WHOLE < one.priority <= FIGURES):
         if fits(kept):
             return kept
         kept[kept.index(field)] = replace(field, text=field.short)
-    while not fits(kept) and (least := max(kept, key=lambda field: field.priority)).priority != ALWAYS:
+    while not fits(kept) and (least := max(kept, key=lambda field: field.priority)).priority > ALWAYS:
         kept.remove(least)
+    if not fits(kept):
+        kept = [replace(one, text=one.short) if one.priority == WHOLE and one.short else one for one in kept]
     return kept
 
 
@@ -108,7 +111,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
     """
     summary = store.summary
     if store.simulated:
-        yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
+        yield StatusField(simulated_text(store), WHOLE, Level.WARN, SIMULATED[:3])
     yield StatusField(store.run, 5, short=shortened(store.run))
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
     # Records of ranks may be newer than the summary, but the other fields have the values of the summary's step.

@@ -16,7 +16,7 @@ from cockpit.data.sources.source import ViewerError, faults_reported, viewer_tex
 from cockpit.data.store import Store
 
 POLL_S = 0.1
-REJOIN_S = 10.0  # after this long, the state of a restarted hub is shown even if ranks are missing
+REJOIN_S = 10.0  # after this long, the state of a restarted hub is shown even if some ranks are missing
 PART = 256  # number of updates for which the store is locked, which takes a few ms
 GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lock and the interpreter
 
@@ -34,8 +34,11 @@ def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
 
 def _has_rejoined(new: RunState, old: RunState, rebuilt_s: float) -> bool:
     """Whether enough ranks are in `new` to show it instead of `old`. After a restart of the hub, the ranks join again
-    within seconds. Until then, the screen continues to show the old state, with its age."""
-    return len(new.hellos) >= len(old.hellos) or time.monotonic() - rebuilt_s > REJOIN_S
+    within seconds. Until then, the screen continues to show the old state, with its age. If no rank joins, for example
+    because the run has ended, the screen keeps the old state."""
+    if len(new.hellos) >= len(old.hellos):
+        return True
+    return bool(new.hellos) and time.monotonic() - rebuilt_s > REJOIN_S
 
 
 class LiveSource:

@@ -62,8 +62,10 @@ def verdict_line(
         [state_field(store), *selected_fields(store, selection), *status_fields(store, operator)],
         lambda fields: _width(fields) <= width,
     )
-    level = state.level or Level.NOTE
-    line = StripLine().add(f" {level.value} {state.text} ", colours.badge[level])
+    level, text = state.level or Level.NOTE, state.text
+    if (excess := _width([state, *items]) - width) > 0:  # the words after it, such as SIM, are shown whole
+        text = f"{text[: max(1, len(text) - excess - 1)]}…"
+    line = StripLine().add(f" {level.value} {text} ", colours.badge[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text
         line.add(_GAP[1:] if item is items[0] else _GAP, colours.faint).add(item.text, style)

@@ -9,6 +9,7 @@ Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 # The number of layers is limited, because the layer split tries each layer as the start of each stage.
 Layers = Annotated[int, Meta(ge=1, le=1024)]
+VirtualStages = Annotated[int, Meta(ge=1, le=1024)]  # each has at least one layer
 FewBatches = Annotated[int, Meta(ge=0, le=64)]
 FewLayers = Annotated[int, Meta(ge=0, le=16)]
 Scale = Annotated[float, Meta(ge=2.0**-24, le=2.0**32)]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from engine.config.sections.bounds import Positive
+from engine.config.sections.bounds import Positive, VirtualStages
 
 
 class GridSizes(Struct, frozen=True):
@@ -37,5 +37,5 @@ class Schedule(Struct, frozen=True):
         "the last four have several stages per rank",
     ] = "1f1b"
     virtual_stages: Annotated[
-        Positive | None, "stages per rank; absent: the smallest number that the schedule allows"
+        VirtualStages | None, "stages per rank; absent: the smallest number that the schedule allows"
     ] = None

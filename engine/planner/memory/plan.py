@@ -15,6 +15,7 @@ RESERVED = 0.025
 """Share of a device's memory that contexts, communication buffers and workspaces take. Assumed: 2 GiB of 80."""
 
 GIB = 2**30
+SMALL = GIB / 10  # below this size, a sentence names MiB
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class MemoryPlan:
         worst = self.ranks[self.worst_rank]
         name = worst.largest
         begins = "fits" if self.fits(capacity) else "does not fit"
-        return (
-            f"{begins}: {_gib(worst.total)} GiB of {_gib(capacity)}, pipeline rank {self.worst_rank}, "
-            f"{name} {_gib(worst.components()[name])}"
-        )
+        total, largest = worst.total, worst.components()[name]
+        if total < SMALL:
+            sizes = f"{total / 2**20:.1f} MiB of {_gib(capacity)} GiB"
+            return f"{begins}: {sizes}, pipeline rank {self.worst_rank}, {name} {largest / 2**20:.1f} MiB"
+        sizes = f"{_gib(total)} GiB of {_gib(capacity)}"
+        return f"{begins}: {sizes}, pipeline rank {self.worst_rank}, {name} {_gib(largest)}"
 
 
 def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:

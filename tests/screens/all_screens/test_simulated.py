@@ -60,6 +60,17 @@ async def test_the_mark_is_never_dropped_and_names_the_speed(make_cockpit: MakeC
         assert "SIMULATED x10" in shown(cockpit.app)[0]
 
 
+@pytest.mark.parametrize("slow", [None, 2])
+async def test_a_tiny_terminal_shows_the_short_mark_whole(
+    make_cockpit: MakeCockpit, slow: int | None
+) -> None:
+    run = SimulatedRun(speed=10.0, slow_rank=slow, straggler_alert=slow is not None, oversubscribed=False)
+    cockpit = make_cockpit(run)
+    async with cockpit.app.run_test(size=(20, 5)) as pilot:
+        await settle(cockpit, pilot)
+        assert shown(cockpit.app)[0].rstrip().endswith("· SIM"), shown(cockpit.app)[0]
+
+
 async def test_other_runs_have_no_mark(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(200, 60)) as pilot:

@@ -33,6 +33,26 @@ async def test_two_keys_answer_which_expert_is_dead_since_when_and_who_holds_it(
         assert (cockpit.app.session.selection.layer, cockpit.app.session.selection.expert) == (2, 5)
 
 
+async def test_without_a_cursor_the_details_are_those_of_the_worst_expert(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "4")
+        text = screen_text(cockpit)
+        assert "Expert · L2 e5, the worst" in text and "╳ dead since step 48" in text
+        assert cockpit.app.session.selection.expert is None
+
+
+async def test_without_a_dead_or_hot_expert_the_details_keep_their_subject(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "4")
+        (first,) = (line for line in shown(cockpit.app) if "─ Expert ·" in line)
+        for step in range(20, 26):
+            cockpit.source.send(cockpit.run.step(step))
+            await settle(cockpit, pilot)
+            assert first in shown(cockpit.app)
+
+
 async def test_a_cell_of_many_experts_shows_the_worst_on_both_sides(make_cockpit: MakeCockpit) -> None:
     run = FakeRun(layers=58, experts=256, dead={(12, 17): 40}, hot={(30, 7): 20}, oversubscribed=False)
     cockpit = make_cockpit(run, steps=60)

@@ -92,7 +92,7 @@ async def test_filters_and_search(make_cockpit: MakeCockpit) -> None:
         assert "Log · changes and trials" in screen_text(cockpit) and "a happened" not in screen_text(cockpit)
         await press(cockpit, pilot, "v", "e")
         assert "Log · alerts · warnings and errors" in screen_text(cockpit)
-        assert "straggler for 1.0 s rank 3 is slow" in screen_text(cockpit)
+        assert "straggler for 1.0 s · rank 3 is slow" in screen_text(cockpit)
         await press(cockpit, pilot, "V", "V", "e")
         assert "Log · errors" in screen_text(cockpit) and "b happened" in screen_text(cockpit)
         await press(cockpit, pilot, "v")

@@ -1,9 +1,13 @@
 """The Ranks screen: three keys show which rank is slow and why; other keys select steps, metrics, groups and
 comparisons."""
 
-import pytest
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from agents.protocol import Gone
+import pytest
+from msgspec import structs
+
+from agents.protocol import Gone, Step, Update
 from cockpit.tui.dialogs.metric_picker import MetricPicker
 from cockpit.tui.widgets.ranks.details import RankDetails
 from cockpit.tui.widgets.ranks.grid import RankGrid
@@ -101,6 +105,25 @@ async def test_the_inspector_scrolls_and_turns_to_other_ranks(make_cockpit: Make
         await press(cockpit, pilot, "right")
         assert cockpit.app.session.selection.rank == 4
         assert isinstance(cockpit.app.focused, RankDetails) and "r4 pp1" in screen_text(cockpit)
+
+
+async def test_long_names_of_phases_are_shown_whole_in_a_wide_panel(make_cockpit: MakeCockpit) -> None:
+    @dataclass
+    class Placing(FakeRun):
+        def step(self, step: int) -> Iterator[Update]:
+            for update in super().step(step):
+                if isinstance(update, Step):  # all ranks spend no time in it, except rank 3
+                    spent = {"expert placement": 2.0 if update.rank == 3 else 0.01}
+                    update = structs.replace(update, phases=update.phases | spent)
+                yield update
+
+    cockpit = make_cockpit(Placing(oversubscribed=False), steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await press(cockpit, pilot, "2")
+        cockpit.app.session.selection.rank = 3
+        await settle(cockpit, pilot)
+        (line,) = (line for line in shown(cockpit.app) if "expert placement " in line)
+        assert "%" not in line  # the peers' 0.01 ms is shown as 0
 
 
 @pytest.mark.parametrize(

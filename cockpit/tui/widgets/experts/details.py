@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agents.alerts.training import DEAD
 from cockpit.data import format
-from cockpit.data.experts import Cell, Shown, capacity, shown
+from cockpit.data.experts import Cell, Shown, capacity, hottest, shown, unwell
 from cockpit.data.history.frames import Range
 from cockpit.data.scale import Scale, nice_range
 from cockpit.data.store import Store, Topic
@@ -29,25 +29,41 @@ class ExpertDetails(Panel):
     OPENS = "experts"
     EVERY = 2
     HELP = (
-        "The expert under the cursor of the map. `held by` names the ranks that compute it, as they report it. The "
-        "chart is its load relative to the fair share at each kept sample; old samples are thinned, and two lines then "
-        "join the lowest and the highest values. On a wide screen, the bars at the right are all experts of its layer."
+        "The expert under the cursor of the map; without a cursor, the worst one. `held by` names the ranks that "
+        "compute it, as they report it. The chart is its load relative to the fair share at each kept sample; old "
+        "samples are thinned, and two lines then join the lowest and the highest values. On a wide screen, the bars at "
+        "the right are all experts of its layer."
     )
 
     def __init__(self, selection: Selection) -> None:
         super().__init__("expert")
         self.selection = selection
+        self._unselected: Cell | None = None  # the expert that is shown while none is selected
 
     def choice(self) -> object:
         return self.selection.layer, self.selection.expert, self.selection.step
 
-    @property
-    def cell(self) -> Cell | None:
+    def cell(self, store: Store, at: Shown) -> Cell | None:
+        """The selected expert, otherwise the worst one. While no expert is dead or hot, it is the one that was the
+        hottest when the panel was first drawn, so that the chart does not change its subject."""
         layer, expert = self.selection.layer, self.selection.expert
-        return None if layer is None or expert is None else (layer, expert)
+        if layer is not None and expert is not None:
+            return layer, expert
+        if worst := next((one.cell for one in unwell(store, at)), None):
+            self._unselected = worst
+        elif self._unselected is None or at.load(self._unselected) is None:
+            self._unselected = next(iter(hottest(at)), None)
+        return self._unselected
 
     def title(self, store: Store) -> str:
-        return f"Expert · {name(self.cell)}" if self.cell else "Expert"
+        at = shown(store, self.selection.step)
+        cell = self.cell(store, at) if at else None
+        if at is None or cell is None:
+            return "Expert"
+        if self.selection.expert is not None:
+            return f"Expert · {name(cell)}"
+        which = f"{name(cell)}, the worst" if at.streak(cell) else name(cell)
+        return f"Expert · {which} · w or arrow keys select one"
 
     def subtitle(self, store: Store) -> str:
         kept = store.expert_history.loads
@@ -61,7 +77,7 @@ class ExpertDetails(Panel):
         at = shown(store, self.selection.step)
         if at is None:
             return [StripLine().add(f"{format.MISSING} no load of a single expert yet", colours.faint)]
-        cell = self.cell
+        cell = self.cell(store, at)
         lines = expert_facts(store, at, cell, colours)
         room = height - len(lines)
         if cell is None or at.load(cell) is None or room < LEAST_CHART:

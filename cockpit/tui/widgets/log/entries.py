@@ -131,7 +131,8 @@ class LogPanel(ListPanel[LogGroup]):
         if entry.kind is Kind.ALERT:
             lasted = item.lasted_s
             state = "active" if lasted is None else f"for {format.age(lasted)}"
-            parts.append((f"{state} ", colours.level[level_of(item)] if lasted is None else colours.dim))
+            parts.append((state, colours.level[level_of(item)] if lasted is None else colours.dim))
+            parts.append((" · ", colours.faint))
         parts.append((entry.text, colours.dim if over or entry.kind is Kind.ENDED else colours.text))
         if entry.source:
             parts.append((f" · {entry.source}", colours.faint))

@@ -21,7 +21,7 @@ from cockpit.tui.session import Selection
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel
 
-NAME = 15  # columns for the name of a number
+NAME = 15  # columns for the name of a number; a wide panel has as many more as the longest name needs
 VALUE = 8  # columns for a number
 UNIT = 6
 OFF = 8  # columns for the deviation
@@ -115,6 +115,10 @@ class _Drawing:
         self.hello = store.state.hellos[rank]
         self.facts = facts(store, rank, selection.step)
         self.gone = store.state.gone.get(rank)
+        spare = width - NAME - 2 * VALUE - UNIT - OFF - BAR - 2
+        shown = (fact for key, fact in self.facts.items() if key.startswith(PHASE) or key in LINES + SIGNS)
+        longest = max((len(self._name(fact)) + 1 for fact in shown), default=0)
+        self.name = NAME + max(0, min(spare, longest - NAME))
 
     def who(self) -> list[StripLine]:
         hello, colours = self.hello, self.colours
@@ -179,7 +183,7 @@ class _Drawing:
         if vitals.throttle is not None:
             level = Level.WARN if vitals.throttle else Level.GOOD
             text = ", ".join(map(format.clean, vitals.throttle)) if vitals.throttle else "no".rjust(VALUE)
-            line = StripLine().add("throttled".ljust(NAME), self.colours.dim)
+            line = StripLine().add("throttled".ljust(self.name), self.colours.dim)
             glyph = f"{level.value} " if vitals.throttle else ""
             style = self.colours.level[level] if vitals.throttle else self.colours.text
             lines.append(line.add(f"{glyph}{text}", style))
@@ -187,7 +191,7 @@ class _Drawing:
 
     def _heading(self) -> StripLine:
         count = sum(1 for fact in self.facts.values() if fact.peers is not None)
-        line = StripLine().add("".ljust(NAME) + "rank".rjust(VALUE) + "".ljust(UNIT), self.colours.dim)
+        line = StripLine().add("".ljust(self.name) + "rank".rjust(VALUE) + "".ljust(UNIT), self.colours.dim)
         if count:
             line.add("peers".rjust(VALUE), self.colours.dim)
         return line
@@ -196,23 +200,29 @@ class _Drawing:
         """The line for one metric: its name, value and unit, the median of the peers, and the deviation from it. A
         time also has a bar."""
         metric, colours = fact.metric, self.colours
-        name = NAMES.get(metric.key) or format.clean(metric.title)
-        if metric.key.startswith(PHASE):
-            name = format.clean(metric.key.removeprefix(PHASE))
         bin = self._bin(fact)
-        line = StripLine().add(name[: NAME - 1].ljust(NAME), colours.dim)
+        line = StripLine().add(self._name(fact)[: self.name - 1].ljust(self.name), colours.dim)
         line.add(
             format.fixed(fact.value, VALUE, metric.digits),
             colours.strong if bin > NEUTRAL + 1 else colours.text,
         )
         line.add(f" {metric.unit}".ljust(UNIT), colours.dim)
-        line.add(format.fixed(fact.peers, VALUE, metric.digits), colours.dim)
-        off = "" if fact.deviation is None else format.excess(fact.deviation)
+        peers = format.fixed(fact.peers, VALUE, metric.digits)
+        line.add(peers, colours.dim)
+        # a percentage of a value that is shown as 0 would look wrong
+        known = fact.deviation is not None and (fact.deviation == 0 or peers.strip(" 0."))
+        off = format.excess(fact.deviation) if known and fact.deviation is not None else ""
         plain = colours.text if abs(fact.deviation or 0.0) >= DIFFERS else colours.dim
         line.add(off.rjust(OFF) + " ", colours.deviation_text[bin] if bin != NEUTRAL else plain)
         if longest and self.width - line.width > BAR:
             self._bar(line, fact, longest)
         return line.add(limit if line.width + len(limit) <= self.width else "", colours.dim)
+
+    @staticmethod
+    def _name(fact: Fact) -> str:
+        key = fact.metric.key
+        name = key.removeprefix(PHASE) if key.startswith(PHASE) else NAMES.get(key) or fact.metric.title
+        return format.clean(name)
 
     def _bin(self, fact: Fact) -> int:
         towards = fact.metric.worse

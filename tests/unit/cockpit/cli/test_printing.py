@@ -11,6 +11,8 @@ import cockpit
 from agents.protocol import KnobState, Legal, Step
 from cockpit.cli.show import headless
 from cockpit.cli.steer import steering
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.diagnosis.status import state_field
 from cockpit.data.sources.recorded import RunSnapshot
 from cockpit.data.store import Store
 from cockpit.printing import complain, print_line, print_table
@@ -64,6 +66,14 @@ def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture
     picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # without any problem to report
     assert headless.snapshot("r", None, as_json=False) == 0
     assert "phase" in printed(capsys)[1]
+
+
+def test_snapshot_begins_like_the_screen(capsys: pytest.CaptureFixture[str], picture: Store) -> None:
+    """The first line has the worse of two levels, and the headline of the diagnosis."""
+    state = state_field(picture)
+    assert state.level is Level.BAD and " · " in state.text
+    assert headless.snapshot("r", None, as_json=False) == 0
+    assert printed(capsys)[0].startswith(f"✗ {state.text} · ")
 
 
 def test_log(capsys: pytest.CaptureFixture[str]) -> None:

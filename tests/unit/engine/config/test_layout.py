@@ -123,6 +123,7 @@ def test_overrides_take_precedence_over_the_file() -> None:
             "split backward of schedule.name = zbv needs again; legal: 1, 2",
         ),
         ("schedule.name=dualpipev knobs.recompute=full", "would recompute a layer for each of its weights"),
+        ("schedule.virtual_stages=0", "legal: a whole number from 1 to 1024"),
         ("schedule.name=zbv schedule.virtual_stages=3", "does not suit schedule.name = zbv; legal: 2"),
         (
             "schedule.name=dualpipev knobs.micro_batches=2",

@@ -72,8 +72,10 @@ def label(value: float, digits: int = 4) -> str:
     """A value in at most `LABEL` columns, such as ``2.113``, ``1 114``, ``19.9 k`` or ``1e-05``."""
     if 1000 <= abs(value) < format.SPELLED:
         return format.grouped(value)
-    if 1000 <= abs(value) < 1e15 and len(text := _thousands(value, digits)) <= LABEL:
-        return text
+    if 1000 <= abs(value) < 1e15:
+        for fewer in range(max(3, digits), 2, -1):
+            if len(text := _thousands(value, fewer)) <= LABEL:
+                return text
     text = f"{value:.{digits}g}"
     while len(text) > LABEL and digits > 1:
         digits -= 1

@@ -14,7 +14,7 @@ from cockpit.data.diagnosis.statement import Level
 from cockpit.data.metrics import Against, Metric, available, median, outlier_distance, read
 from cockpit.data.store import Store
 from cockpit.tui.dialogs.dialog import Dialog
-from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.strips import StripLine, blank, named
 from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.keys.general_bindings import PICKER_KEYS
 from cockpit.tui.session import Selection
@@ -80,7 +80,7 @@ def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, co
     """A line with a metric, its median, its unit and its worst rank, such as ``own time  262 ms  358 +37 %  r3 !``."""
     readings = read(store, metric, Against.PEERS, step)
     line = StripLine().add("▸ " if chosen else "  ", colours.accent)
-    line.add(format.clean(metric.title)[: TITLE - 1].ljust(TITLE), colours.cursor if chosen else colours.text)
+    line.add(named(format.clean(metric.title), TITLE), colours.cursor if chosen else colours.text)
     line.add(format.fixed(median(readings.values_), VALUE, metric.digits), colours.text)
     line.add(f" {metric.unit}".ljust(UNIT), colours.dim)
     known = [(value, at) for at, value in enumerate(readings.values_) if value == value]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -97,6 +97,11 @@ def paragraph(
 def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
     """A heading inside a horizontal line, such as ``── title ─────``."""
     return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
+
+
+def named(text: str, width: int) -> str:
+    """A name in a column of `width` cells, cut so that at least one blank follows. Letters may be two cells wide."""
+    return f"{text[: width - 1]:<{width}}" if text.isascii() else f"{set_cell_size(text, width - 1)} "
 
 
 def blank(width: int, style: Style) -> Strip:

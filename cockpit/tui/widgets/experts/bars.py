@@ -101,8 +101,8 @@ def _band(
                 glyph, style = DEAD_GLYPH, colours.level[Level.BAD]
             elif glyph == " " and row in (cap_row, fair_row):
                 glyph, style = ("╌", colours.mark) if row == cap_row else ("┄", colours.faint)
-            if cursor in group and glyph not in " ╌┄":
-                style = marked(style, colours)
+            if cursor in group and glyph not in "╌┄" and (glyph != " " or not colours.cursor.reverse):
+                style = marked(glyph, style, colours)
             gap = int(how.bar > 2)
             line.add(glyph * (how.bar - gap), style).add(" " * gap, colours.text)
         lines.append(line)

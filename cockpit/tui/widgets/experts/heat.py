@@ -18,6 +18,7 @@ from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wid
 
 # load relative to the fair share at which a bar has full height; at the fair share it has half the height
 FULL = 2.0
+BAR = " ▁▂▃▄▅▆▇█"
 DEAD_GLYPH, HOT_GLYPH, BOTH_GLYPH, CELL_GLYPH = "╳", "▲", "◆", "▀"
 EDGES = tuple(1 + 4 * edge for edge in DEVIATION_EDGES)
 WIDEST = 8  # columns of a cell
@@ -121,7 +122,7 @@ class Heat:
             glyphs = self._glyphs(low, high)
             for line, (glyph, style) in zip(lines, glyphs, strict=True):
                 if x == cursor:
-                    style = marked(style, colours)
+                    style = marked(glyph, style, colours)
                 line.add_cells(glyph, fold.cell - gap, style)
                 line.add_cells(" ", gap, colours.text)
         return lines
@@ -200,8 +201,11 @@ def _halves(upper: Style, lower: Style) -> Style:
     return Style(color=upper.color, bgcolor=lower.color)
 
 
-def marked(style: Style, colours: Palette) -> Style:
-    """The style of a glyph under the cursor."""
+def marked(glyph: str, style: Style, colours: Palette) -> Style:
+    """The style of a glyph under the cursor. A bar keeps its shape, in the strongest colour. Other glyphs are inverted,
+    and bars too in a terminal without colours."""
+    if glyph in BAR and not colours.cursor.reverse:
+        return Style(color=colours.strong.color, bgcolor=colours.cursor.bgcolor, bold=True)
     return Style(
         color=colours.text.bgcolor, bgcolor=colours.strong.color, bold=True, reverse=colours.cursor.reverse
     )

@@ -142,7 +142,7 @@ class StepMap:
         for x, span in enumerate(spans):
             for line, (glyph, style) in zip(lines, severity(span, metric, colours, self.tall), strict=True):
                 at_cursor = chosen and x == here
-                line.add(glyph * self.cell, marked(style, colours) if at_cursor else style)
+                line.add(glyph * self.cell, marked(glyph, style, colours) if at_cursor else style)
         span = spans[here]
         worst = math.nan if span is None else span[1] if metric.rises else span[0]
         text = format.MISSING if math.isnan(worst) else metric.spell(worst)

@@ -11,7 +11,7 @@ from cockpit.data.history.rank_values import BOUND, BUBBLE, IDLE, OWN, STEP
 from cockpit.data.pipeline.pipelines import UNEVEN, stage_count, typical_of
 from cockpit.data.pipeline.step_comparison import name_of, phases_at
 from cockpit.data.store import Store, Topic
-from cockpit.tui.drawing.strips import StripLine, bar
+from cockpit.tui.drawing.strips import StripLine, bar, named
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import STEPS
 from cockpit.tui.session import Selection
@@ -151,7 +151,7 @@ def _over_ranks(store: Store, found: StepPhases, colours: Palette) -> list[Strip
         excess = spread.worst / spread.median - 1 if spread.median else 0.0
         slow = name == OWN and excess > UNEVEN
         title = {OWN: "own time", STEP: "step"}.get(name, name_of(name))
-        line = StripLine().add(f"{title[:15]:<16}{spread.median:8.0f}{spread.worst:9.0f}", colours.text)
+        line = StripLine().add(f"{named(title, 16)}{spread.median:8.0f}{spread.worst:9.0f}", colours.text)
         mark = "! " if slow else "  "
         line.add(format.excess(excess).rjust(7) + mark, colours.level[Level.WARN] if slow else colours.dim)
         lines.append(line.add(store.name(spread.rank), colours.dim))

@@ -102,11 +102,8 @@ class StepsPanel(Panel):
         for text in (note, key):
             if text and ruler.width + len(text) + 4 + len(right) <= width:
                 ruler.add(f"  {text}", colours.faint)
-        lines.append(
-            ruler.pad_to(AXIS + max(used, len(left) + len(right) + 1) - len(right), colours.dim).add(
-                right, colours.dim
-            )
-        )
+        at = max(AXIS + max(used, len(left) + len(right) + 1) - len(right), ruler.width + 1)
+        lines.append(ruler.pad_to(at, colours.dim).add(right, colours.dim))
         return lines
 
     def _kept(

@@ -18,7 +18,7 @@ from cockpit.data.pipeline.step_comparison import (
     verdict,
 )
 from cockpit.data.store import Store
-from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.strips import StripLine, named
 from cockpit.tui.drawing.theme import Palette
 
 GREW = 0.15  # a row is marked if its time grows by at least this share of the step's growth
@@ -117,7 +117,7 @@ def _table(store: Store, found: Comparison, width: int, height: int, colours: Pa
         style = colours.level[Level.WARN] if marked else plain
         kind = "wait " if growth.quantity.startswith(WAIT) else ""
         name = "own time" if growth.quantity == OWN else kind + name_of(growth.quantity)
-        line = StripLine().add(f"{name[:15]:<16}", plain)
+        line = StripLine().add(named(name, 16), plain)
         line.add(f"{growth.ms:8.{digits}f}{growth.usual_ms:8.{digits}f}", plain)
         line.add(f"{format.signed(growth.grown_ms, digits):>8}{'!' if marked else ' '} ", style)
         lines.append(line if still else line.add(_where(store, growth, width - line.width), colours.dim))

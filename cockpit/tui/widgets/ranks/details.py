@@ -14,7 +14,7 @@ from cockpit.data.history.metric_table import MEMORY, PHASE, WAITING
 from cockpit.data.metrics import OWN_TIME, RECENT_STEPS, STEP_TIME, GiB
 from cockpit.data.ranks.rank_facts import Fact, alerts_of, facts, no_record, why
 from cockpit.data.store import Store, Topic
-from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.strips import StripLine, named
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.keys.screen_bindings import RANK, RANK_KEYS
 from cockpit.tui.session import Selection
@@ -201,7 +201,7 @@ class _Drawing:
         time also has a bar."""
         metric, colours = fact.metric, self.colours
         bin = self._bin(fact)
-        line = StripLine().add(self._name(fact)[: self.name - 1].ljust(self.name), colours.dim)
+        line = StripLine().add(named(self._name(fact), self.name), colours.dim)
         line.add(
             format.fixed(fact.value, VALUE, metric.digits),
             colours.strong if bin > NEUTRAL + 1 else colours.text,

@@ -145,3 +145,8 @@ def test_bucketed_ranges_are_marked() -> None:
     assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "the text does not fit"
     assert "╌" not in pictured(Segment(buckets.points, width=8), newest)[-1], "finer than a column"
     assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is drawn"
+
+
+def test_no_label_of_large_numbers_is_in_another_notation() -> None:
+    assert label(4.23333e6, 6) == "4.233 M"
+    assert all("e" not in text for text in Scale(4.15e6, 4.3e6).labels([0.0, 1 / 3, 0.5, 1.0]))

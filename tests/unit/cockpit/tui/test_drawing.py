@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from rich.cells import cell_len
 
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
 from cockpit.data.store import Store
-from cockpit.tui.drawing.strips import StripLine, bar, column
+from cockpit.tui.drawing.strips import StripLine, bar, column, named
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.drawing.themes import THEMES
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.experts.heat import load_bin
+from cockpit.tui.widgets.experts.heat import load_bin, marked
 from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
@@ -58,6 +59,24 @@ def test_bars() -> None:
 
 def coords(run: FakeRun) -> dict[int, dict[str, int]]:
     return {rank: run.coords(rank) for rank in range(run.world)}
+
+
+@pytest.mark.parametrize(
+    "text", ["forward", "a name that is too long", "データ読込", "[b]データ読込の時間[/b]"]
+)
+def test_a_name_has_the_width_of_its_column(text: str) -> None:
+    shown = named(text, 12)
+    assert cell_len(shown) == 12 and shown.endswith(" ") and shown.strip()[:3] == text[:3]
+
+
+@pytest.mark.parametrize("glyph", [" ", "▃", "█"])
+def test_a_bar_under_the_cursor_keeps_its_shape(glyph: str) -> None:
+    colours = COLOURS
+    style = marked(glyph, colours.text, colours)
+    assert (style.color, style.bgcolor) == (
+        colours.strong.color,
+        colours.cursor.bgcolor,
+    ) and not style.reverse
 
 
 def test_ep_is_recognised_as_a_derived_axis() -> None:

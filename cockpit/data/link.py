@@ -8,6 +8,7 @@ from enum import Enum
 from agents.state.run_state import RunState
 
 STALE_AFTER_S = 3.0
+RECORDING = "recording"  # source of the events that say what could not be read from a recording
 
 
 class LinkState(Enum):

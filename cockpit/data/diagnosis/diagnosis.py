@@ -21,7 +21,7 @@ from cockpit.data.diagnosis.bottlenecks import (
 )
 from cockpit.data.diagnosis.statement import Diagnosis as Diagnosis
 from cockpit.data.diagnosis.statement import Level as Level
-from cockpit.data.link import LinkState
+from cockpit.data.link import RECORDING, LinkState
 from cockpit.data.store import Store, Topic
 
 REFRESH_S = 0.5  # interval at which the diagnosis is computed even without updates, because ages grow
@@ -58,6 +58,11 @@ def _waiting(store: Store) -> Diagnosis | None:
     if store.loading:
         arrived, parts = store.loading
         text = f"the state of the run is loading: {arrived} of {format.counted(parts, 'part')} received"
+    elif store.playback_position:
+        if any(event.source == RECORDING for event in store.state.events):
+            text = "the recording is damaged: it has no state of the ranks at this time"
+            return Diagnosis(Level.WARN, text, advice="8 Log says what could not be read")
+        text = "no rank had joined at this time"
     elif store.unanswered:
         text = "waiting for the run's hub to answer"
     else:

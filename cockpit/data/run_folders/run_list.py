@@ -106,7 +106,7 @@ class RunLister:
         self._known: dict[Path, tuple[float, ListedRun]] = {}  # newest time of a file, and the run
 
     def runs(self) -> list[ListedRun]:
-        """All runs, live ones first, then by their newest data."""
+        """All runs: live ones first, the newest of them on top; then the others by their newest data."""
         found = {folder: self._read(folder) for folder in run_folders(self.runs_dir)}
         self._known = {folder: known for folder, known in self._known.items() if folder in found}
         return sorted(found.values(), key=_order)
@@ -219,7 +219,9 @@ def _status(folder: Path, hub: HubFile | None, end: Glance | None) -> tuple[RunS
 
 
 def _order(run: ListedRun) -> tuple[bool, float, str]:
-    return run.status is not RunStatus.LIVE, -(run.last_s or 0.0), run.folder.name
+    live = run.status is RunStatus.LIVE
+    # all live runs have new data, whose times would change the order of the list each second
+    return not live, -((run.began_s if live else run.last_s) or 0.0), run.folder.name
 
 
 def _changed_s(folder: Path) -> float | None:

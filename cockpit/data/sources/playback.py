@@ -14,6 +14,7 @@ from agents.recording.replay import Replay
 from agents.requests import Request
 from cockpit.data.curves.view import View
 from cockpit.data.history.experts import ExpertHistory
+from cockpit.data.link import RECORDING
 from cockpit.data.sources.past_experts import history_at
 from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
@@ -186,7 +187,7 @@ class Playback:
                     store.note(updates)
                 damage = self._recording.damage
                 for text in damage[noted:]:
-                    store.apply([Event(self._at_s, "error", "recording", clip(f"incomplete: {text}"))])
+                    store.apply([Event(self._at_s, "error", RECORDING, clip(f"incomplete: {text}"))])
                 noted = len(damage)
                 store.set_message_age(0.0)
                 view = store.curve_view.wanted_detail()

@@ -113,7 +113,7 @@ async def test_long_names_of_phases_are_shown_whole_in_a_wide_panel(make_cockpit
         def step(self, step: int) -> Iterator[Update]:
             for update in super().step(step):
                 if isinstance(update, Step):  # all ranks spend no time in it, except rank 3
-                    spent = {"expert placement": 2.0 if update.rank == 3 else 0.01}
+                    spent = {"gradient synchronise": 2.0 if update.rank == 3 else 0.01}
                     update = structs.replace(update, phases=update.phases | spent)
                 yield update
 
@@ -122,7 +122,7 @@ async def test_long_names_of_phases_are_shown_whole_in_a_wide_panel(make_cockpit
         await press(cockpit, pilot, "2")
         cockpit.app.session.selection.rank = 3
         await settle(cockpit, pilot)
-        (line,) = (line for line in shown(cockpit.app) if "expert placement " in line)
+        (line,) = (line for line in shown(cockpit.app) if "gradient synchronise " in line)
         assert "%" not in line  # the peers' 0.01 ms is shown as 0
 
 

@@ -32,7 +32,7 @@ SPARK = "▁▂▃▄▅▆▇█"
 LINES = (OWN_TIME.key, WAITING.key, STEP_TIME.key, "bubble", "tokens", "rate", "mfu", "dropped", MEMORY.key)
 SIGNS = ("device_memory", "power", "temperature", "clock", "device")
 TIMES = (OWN_TIME.key, WAITING.key, STEP_TIME.key)
-NAMES = {WAITING.key: "waiting", MEMORY.key: "peak memory"}
+NAMES = {WAITING.key: "waiting", MEMORY.key: "peak memory", f"{PHASE}expert placement": "placement"}
 
 
 class RankDetails(RankPanel):
@@ -143,7 +143,9 @@ class _Drawing:
         line = StripLine().add(f"{found.level.value} ", style)
         first, *rest = found.parts
         strong = style if found.level in (Level.WARN, Level.BAD) else self.colours.text
-        return self._joined(line.add(first, strong), rest, " · ", indent=2, plain=True)
+        start, *more = format.wrapped(first, max(1, self.width - 2))
+        lines = [line.add(start, strong), *(StripLine().add(f"  {part}", strong) for part in more)]
+        return lines[:-1] + self._joined(lines[-1], rest, " · ", indent=2, plain=True)
 
     def doing(self) -> list[StripLine]:
         colours, pulse = self.colours, self.store.state.pulses.get(self.rank)
@@ -221,8 +223,8 @@ class _Drawing:
     @staticmethod
     def _name(fact: Fact) -> str:
         key = fact.metric.key
-        name = key.removeprefix(PHASE) if key.startswith(PHASE) else NAMES.get(key) or fact.metric.title
-        return format.clean(name)
+        title = key.removeprefix(PHASE) if key.startswith(PHASE) else fact.metric.title
+        return format.clean(NAMES.get(key, title))
 
     def _bin(self, fact: Fact) -> int:
         towards = fact.metric.worse

@@ -20,7 +20,7 @@ from agents.rundir.hub_file import HubFile, write_hub_file
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in
 from cockpit.cli.main import run
-from cockpit.data.run_folders.run_list import RunLister, RunStatus, read_run
+from cockpit.data.run_folders.run_list import ListedRun, RunLister, RunStatus, _order, read_run
 from tests.unit.agents.fleet import make_hello, make_summary
 
 GONE = [Gone(rank, clean=True) for rank in range(2)]
@@ -220,3 +220,13 @@ def test_a_folder_whose_name_is_not_utf8_is_listed(
     assert run(["runs"]) == 0 and "ended" in capsys.readouterr().out
     assert run(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["folder"] == str(tmp_path / "bad\ufffd")
+
+
+def test_live_runs_keep_their_order() -> None:
+    """The time of their newest data differs from second to second."""
+    first, second = (
+        ListedRun(Path(name), RunStatus.LIVE, began_s=began, last_s=last)
+        for name, began, last in (("new", 20.0, 30.0), ("old", 10.0, 31.0))
+    )
+    ended = ListedRun(Path("ended"), RunStatus.ENDED, began_s=40.0, last_s=50.0)
+    assert [run.folder.name for run in sorted([ended, second, first], key=_order)] == ["new", "old", "ended"]

@@ -360,3 +360,13 @@ def test_a_long_finding_is_shortened_before_the_next_step(width: int, most: int)
     ]
     assert lines[-1] == f"→ {found.advice}" and lines[-2].endswith("…" if most == 3 else "step 4")
     assert len(lines) == most and all(len(line) <= width - 3 for line in lines[1:])
+
+
+def test_a_recording_without_ranks_says_whether_it_is_damaged() -> None:
+    store = Store(lambda: 0.0)
+    store.playback_position = PlaybackPosition(5.0, 0.0, 9.0, 1.0, True, False)
+    assert diagnosis(store).sentence == "no rank had joined at this time"
+    store.apply([Event(5.0, "error", "recording", "incomplete: run.db is damaged")])
+    found = diagnosis(store)
+    assert found.level is Level.WARN and "the recording is damaged" in found.sentence
+    assert "8 Log" in found.advice

@@ -51,7 +51,9 @@ def has_ended(store: Store) -> bool:
 
 def final_summary(store: Store) -> FinalSummary:
     """The summary of the run in `store`, even if the run has not ended."""
-    state, step = store.state, store.step
+    state = store.state
+    # As in the status line and in the engine's output: records of ranks may be one step newer, but not the loss.
+    step = store.summary.step if store.summary else store.step
     losses = [(at, value) for at, value in state.points("loss") if math.isfinite(value)]
     lowest = min(losses, key=lambda point: point[1], default=None)
     changes = list(_changes(store))

@@ -106,6 +106,14 @@ def ended(clean: bool = True) -> list[Update]:
     return [Gone(rank, clean=clean, process="ended") for rank in range(8)]
 
 
+def test_the_steps_are_those_whose_loss_is_shown() -> None:
+    """When a rank is killed, the records of other ranks may be one step newer than the last summary."""
+    store = store_of()
+    newest = store.state.steps[3]
+    store.apply([structs.replace(newest, step=newest.step + 1), *ended(clean=False)])
+    assert final_summary(store).steps == 160
+
+
 def test_a_final_summary_has_the_effect_of_each_change() -> None:
     saved = Event(START_S + 79, "info", "engine", "saved", {CHECKPOINT_STEP: 158})
     tried = FakeRun().trial("t", "reverted", 16, revision=9, ratio=1.02, low=1.0, high=1.04, why="not faster")

@@ -279,6 +279,13 @@ class Store:
         """
         return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
 
+    @property
+    def steps_done(self) -> int | None:
+        """The number of steps done, counted by the newest summary, whose values are on the screen. Records of ranks may
+        be a step newer."""
+        newest = self.summary.step if self.summary else self.step
+        return None if newest is None else newest + 1
+
     def _step(self) -> int | None:
         if self.playback_position and self.summary:
             # Records of ranks may be newer, but a position is identified by the step of the summary.

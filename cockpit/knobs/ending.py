@@ -8,7 +8,7 @@ from cockpit.knobs import values
 
 def unsaved_steps_text(store: Store) -> str:
     """A text that says how many steps the run has done, and how many of them would be lost."""
-    done = 0 if store.step is None else store.step + 1  # steps are counted from 0
+    done = store.steps_done or 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
     return f"{store.run} has done {format.grouped(done)}{of} steps. {_lost(store, done)}"

@@ -104,7 +104,7 @@ def _ended(store: Store) -> Diagnosis | None:
     loss = f" · loss {summary.loss:.3f}" if summary and summary.loss is not None else ""
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
-    done = None if store.step is None else store.step + 1  # steps are counted from 0
+    done = store.steps_done
     level = Level.GOOD if planned is None or store.finished else Level.NOTE
     if summary and not_finite(summary):
         level = Level.BAD

@@ -113,10 +113,8 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
     if store.simulated:
         yield StatusField(simulated_text(store), WHOLE, Level.WARN, SIMULATED[:3])
     yield StatusField(store.run, 5, short=shortened(store.run))
-    # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
-    # Records of ranks may be newer than the summary, but the other fields have the values of the summary's step.
-    newest = summary.step if summary else store.step
-    done, planned = None if newest is None else newest + 1, store.steps_planned
+    # Steps are counted from 0, and panels show the number of the newest step; this is the number of steps done.
+    done, planned = store.steps_done, store.steps_planned
     goal = f"/{format.grouped(planned)}" if planned else ""
     steps = f"{format.grouped(done).rjust(len(goal) - 1)}{goal}"
     yield StatusField(f"{steps} steps", 0, short=steps if goal else "")

@@ -52,8 +52,6 @@ def has_ended(store: Store) -> bool:
 def final_summary(store: Store) -> FinalSummary:
     """The summary of the run in `store`, even if the run has not ended."""
     state = store.state
-    # As in the status line and in the engine's output: records of ranks may be one step newer, but not the loss.
-    step = store.summary.step if store.summary else store.step
     losses = [(at, value) for at, value in state.points("loss") if math.isfinite(value)]
     lowest = min(losses, key=lambda point: point[1], default=None)
     changes = list(_changes(store))
@@ -61,7 +59,7 @@ def final_summary(store: Store) -> FinalSummary:
         run=store.run,
         simulated=store.simulated,
         link=store.link,
-        steps=None if step is None else step + 1,
+        steps=store.steps_done,
         planned=store.steps_planned,
         wall_s=_wall_s(store),
         loss=store.summary.loss if store.summary else None,

@@ -46,15 +46,18 @@ class Hellos(dict[int, Hello]):
         return self._texts.setdefault(text, text)
 
     def _same(self, facts: Mapping[str, object]) -> Facts:
+        key = hash(tuple(facts.items()))
+        known = self._facts.get(key)
+        if known is not None and _equal(known, facts):
+            return known  # before any text is looked up, because most ranks have known facts
         shared = {
             self._text(name): self._text(value) if isinstance(value, str) else value
             for name, value in facts.items()
         }
-        key = hash(tuple(shared.items()))
-        known = self._facts.setdefault(key, shared)  # type: ignore[arg-type]
-        return known if _equal(known, shared) else shared  # type: ignore[return-value]
+        self._facts.setdefault(key, shared)  # type: ignore[arg-type]
+        return shared  # type: ignore[return-value]
 
 
 def _equal(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether the facts are equal in value and type: True == 1, but they are shown differently."""
-    return one == other and all(type(one[name]) is type(value) for name, value in other.items())
+    """Whether facts in the same order are equal in value and type: True == 1, but they are shown differently."""
+    return one == other and [*map(type, one.values())] == [*map(type, other.values())]

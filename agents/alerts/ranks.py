@@ -88,8 +88,10 @@ class Stall:
         if waiting:
             parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
         last_pulse = state.pulses.get(missing[0], shown)
-        why = "not heard, last" if silent else "not arrived:"
-        parts.append(f"{names_of(state, missing)} {why} in {last_pulse.doing or 'an unnamed operation'}")
+        why = "not heard, last in" if silent else "not arrived: in"
+        if not silent and not waiting:  # all stuck ranks are in the same operation
+            why = "is in" if len(missing) == 1 else "are in"
+        parts.append(f"{names_of(state, missing)} {why} {last_pulse.doing or 'an unnamed operation'}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),
             "waiting": len(waiting),

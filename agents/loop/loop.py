@@ -53,7 +53,7 @@ class Loop:
         self._interrupt: BaseException | None = None
         self.doing = (0, "starting", time.monotonic())
         endpoint, key, _, fallback = reached or (None, None, None, None)
-        self._agent = Agent(endpoint, lambda: self.doing, sensors, key, fallback)
+        self._agent = Agent(endpoint, self._operation, sensors, key, fallback)
         self._introduce()
         atexit.register(self.close)
 
@@ -176,6 +176,10 @@ class Loop:
     def at(self, step: int, text: str) -> None:
         """Set the current operation of this rank, which the pulse reports."""
         self.doing = (step, text, time.monotonic())
+
+    def _operation(self) -> tuple[int, str, float]:
+        """The step, the current operation and the start of the operation. Called in the agent's thread."""
+        return self.doing
 
     def quietly(self, work: Callable[[], object]) -> None:
         """Call `work` and suppress its exceptions; the first failure is logged."""

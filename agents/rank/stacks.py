@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+import agents
 from agents import protocol
 from agents.protocol import CodeFrame, Pulse, RankStacks, StackQuery, ThreadStack
 from agents.protocol.stacks import MOST_FRAMES, MOST_THREADS, WORD
@@ -105,10 +106,13 @@ class Stacks:
 
 
 def _places(frame: FrameType | None) -> list[_Place]:
-    """The frames of a thread, outermost first."""
+    """The frames of a thread, outermost first, without those of the hooks of `cockpit wrap`. The program does not know
+    of these hooks, and a rank hangs in the function of torch that a hook has called.
+    """
     places = []
     while frame is not None:
-        places.append(_Place(frame, frame.f_lineno or 0))
+        if not frame.f_code.co_filename.startswith(_HOOKS):
+            places.append(_Place(frame, frame.f_lineno or 0))
         frame = frame.f_back
     return places[::-1]
 
@@ -150,9 +154,15 @@ def _end(file: str) -> str:
     return file if len(file) <= WORD else f"…{file[1 - WORD :]}"
 
 
+# This package is installed code too if it runs from a checkout.
+_AGENTS = os.path.dirname(os.path.abspath(agents.__file__))
+_HOOKS = os.path.join(_AGENTS, "wrap", "")
 _PREFIXES = tuple(
     f"{folder}{os.sep}"
-    for folder in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    for folder in {
+        _AGENTS,
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
     if folder
 )
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agents.wrap.hooks import Hooks
     from agents.wrap.loop import WrappedLoop
     from agents.wrap.optimizers import LearningRateScale
+    from agents.wrap.sensors.phases import Phases
 
 JOIN_S = 5.0  # how long the end of a program waits for the thread
 
@@ -60,7 +61,7 @@ class Joining:
             self.failure = f"no hub: {error}"
         self.done = True
 
-    def loop(self, rates: "LearningRateScale", hooks: "Hooks") -> "WrappedLoop | None":
+    def loop(self, rates: "LearningRateScale", phases: "Phases", hooks: "Hooks") -> "WrappedLoop | None":
         """Connect to the run; must be called in the training thread. Returns None if the program joins a run itself."""
         import agents.loop.join as joins
         from agents.loop.start_hub import is_first_on_machine
@@ -97,7 +98,9 @@ class Joining:
             began_s=time.time(),
         )
         sensors = Sensors(device, host=is_first_on_machine())
-        return WrappedLoop(hello, self._reached, self._ranks, sensors, self._stack, rates, self.closing)
+        return WrappedLoop(
+            hello, self._reached, self._ranks, sensors, self._stack, rates, phases, self.closing
+        )
 
     def close(self) -> None:
         """End the thread, and the hub if the thread has started one."""

@@ -22,9 +22,13 @@ from agents.wrap.exchange import ClosedError, StoreRanks
 from agents.wrap.optimizers import LearningRateScale
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide
 from agents.wrap.sensors.losses import StepLoss
+from agents.wrap.sensors.phases import COMMUNICATION, Phases
 
 MEMORY_S = 0.5  # minimum time between two readings of the memory
 LATE_LOSSES = 256  # steps whose loss is still on its way from the GPU
+OPERATIONS = {
+    COMMUNICATION: "waiting in a collective"
+}  # the operation of a rank by its phase, if not the same
 BYE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last messages of the other ranks
 
 
@@ -48,8 +52,10 @@ class WrappedLoop(Loop):
         sensors: Sensors,
         stack: ExitStack,
         rates: LearningRateScale,
+        phases: Phases,
         closing: threading.Event,
     ) -> None:
+        self._phases = phases
         super().__init__(hello, reached, None, sensors, stack)
         self.stopping, self.why = False, ""
         self._ranks, self._rates, self._closing = ranks, rates, closing
@@ -91,6 +97,11 @@ class WrappedLoop(Loop):
         last, then = self._last_round
         step = self._step or 0
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None
+
+    def _operation(self) -> tuple[int, str, float]:
+        step, operation, since = self.doing
+        phase, phase_since = self._phases.current
+        return step, OPERATIONS.get(phase, phase) or operation, max(since, phase_since)
 
     def quietly(self, work: Any) -> None:
         """Call `work`. The first exception is stored in `why`; the hooks are then removed at the end of the step."""

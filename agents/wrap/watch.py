@@ -16,13 +16,11 @@ from agents.wrap.hooks import Hooks, say
 from agents.wrap.optimizers import LearningRateScale, MainOptimizer
 from agents.wrap.sensors.losses import Losses
 from agents.wrap.sensors.modules import Forwards
-from agents.wrap.sensors.phases import Phases
+from agents.wrap.sensors.phases import COMMUNICATION, Phases
 
 if TYPE_CHECKING:
     from agents.wrap.joining import Joining
     from agents.wrap.loop import WrappedLoop
-
-COMMUNICATION = "collectives"  # phase: the time for which the program waits for collectives
 
 
 class Watch:
@@ -230,7 +228,7 @@ class Watch:
         joining, self._joining = self._joining, None
         if joining.failure:
             return self._hooks.end(joining.failure)
-        self._loop = joining.loop(self._rates, self._hooks)
+        self._loop = joining.loop(self._rates, self._phases, self._hooks)
         return None
 
     def _stop(self) -> None:

@@ -5,6 +5,8 @@ not counted in the enclosing phase. So the phases of a step never add up to more
 import threading
 import time
 
+COMMUNICATION = "collectives"  # phase: the time for which the program waits for collectives
+
 
 class Phases:
     """The phases of the step in progress, in the training thread. Calls from other threads do nothing."""
@@ -23,6 +25,14 @@ class Phases:
     def begin_thread(self) -> None:
         """Make the current thread the training thread."""
         self.thread = threading.get_ident()
+
+    @property
+    def current(self) -> tuple[str, float]:
+        """The innermost open phase, or "", and the time of the last change of phase (`time.perf_counter`, which is
+        `time.monotonic` on Linux). For the agent's thread.
+        """
+        opened = self._open[-1:]  # one operation, because the training thread may change the list
+        return opened[0] if opened else "", self._since
 
     def enter(self, name: str) -> None:
         """Begin a phase; the enclosing phase pauses."""

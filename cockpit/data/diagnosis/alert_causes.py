@@ -7,7 +7,7 @@ diagnosis names the alert that explains the others.
 from collections.abc import Callable, Sequence
 
 from agents.alerts.finding import by_severity
-from agents.protocol import Alert, Summary
+from agents.protocol import STACKS_FACT, Alert, Summary
 from cockpit.data import format
 from cockpit.data.diagnosis.bottlenecks import ADVICE as BOTTLENECK_ADVICE
 from cockpit.data.diagnosis.statement import Diagnosis, Level
@@ -53,7 +53,11 @@ def _diagnosis(store: Store, alerts: Sequence[Alert]) -> Diagnosis:
         text, cause, advice = _grown_text(store, axis, since), axis, BOTTLENECK_ADVICE[axis]
     if found.name == "stall":
         since = None  # the text names the step at which the run is stuck
-        advice = _stack_advice(store, rank) if rank is not None else ""
+        if explained := _stack_explanation(store, found):
+            text = f"{text.split(';')[0]}: {explained}"
+            advice = "cockpit stacks shows the stacks"
+        else:
+            advice = _stack_advice(store, rank) if rank is not None else ""
     if len(alerts) > 1:
         text += f" · {len(alerts) - 1} more in the log"
     return Diagnosis(ALERT_LEVEL[found.level], text, rank, cause, since, advice)
@@ -105,6 +109,19 @@ def _grown_text(store: Store, axis: str, since: int) -> str:
         f"{format.grouped(exposed_ms(before, axis))}, step {format.grouped(_median_ms(after))} ms instead of "
         f"{format.grouped(_median_ms(before))}"
     )
+
+
+def _stack_explanation(store: Store, stall: Alert) -> str:
+    """The hub's sentence about the stacks of a stalled run, with the odd ranks and their lines of code first; "" if the
+    hub has not published it, or if no rank differs from the others.
+    """
+    began_s = stall.time_s if stall.since_s is None else stall.since_s
+    newest = next((event for event in reversed(store.state.events) if STACKS_FACT in event.facts), None)
+    found = newest is not None and newest.time_s >= began_s and newest.facts.get("odd")
+    if newest is None or not found:
+        return ""
+    others, *odd = format.clean(newest.text).split("; ")
+    return "; ".join([*odd, others])
 
 
 def _stack_advice(store: Store, rank: int) -> str:

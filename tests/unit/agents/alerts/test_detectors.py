@@ -60,6 +60,12 @@ def test_a_stall_names_the_rank_that_others_wait_for(
     assert ("pp" in found.text) == (len(late) == 1)
 
 
+@pytest.mark.parametrize("doing", ["tp all-gather, layer 0", "backward"])
+def test_a_stall_in_which_all_ranks_do_the_same_names_no_late_rank(doing: str) -> None:
+    (found,) = stalled(dict.fromkeys(range(WORLD), doing))
+    assert found.text == f"the run is stuck at step 7; ranks 0, 1, 2, 3 and 4 more are in {doing}"
+
+
 def test_a_stall_names_a_suspended_rank() -> None:
     state, stall = run_of(), Stall()
     feed(state, (Pulse(rank, 7, "waiting for a pipeline neighbour", 60_000.0) for rank in range(WORLD)))

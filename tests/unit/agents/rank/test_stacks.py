@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agents.loop.adapters.patches import Patches
 from agents.protocol import Pulse, RankStacks, StackQuery, codec
 from agents.protocol.stacks import MOST_FRAMES
 from agents.rank import stacks as stacks_module
 from agents.rank.stacks import OUTERMOST, Stacks
+from agents.wrap.hooks import Hooks
 
 PULSE = Pulse(3, 7, "all-reduce", 1.0)
 
@@ -67,6 +69,36 @@ def test_the_training_thread_is_at_its_line(trainer: Trainer, deep: Trainer) -> 
     assert thread.frames[-1].installed and thread.frames[-1].function.endswith("wait")
     everything = answer(trainer, threads=True).threads
     assert everything[0] == thread and deep.thread.name in [one.name for one in everything[1:]]
+
+
+def test_hooks_are_left_out_and_the_rest_of_agents_is_not_the_programs_own_code() -> None:
+    pytest.importorskip("torch")
+    release, ready = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        ready.set()
+        release.wait(60)
+
+    class Owner:
+        collective = staticmethod(wait)
+
+    hooks, patches = Hooks(), Patches()
+    hooks.wrap(Owner, "collective", lambda original, *_: original())
+    owner = Owner()
+    patches.wrap(owner, "collective", lambda original, *_: original())
+    thread = threading.Thread(target=lambda: owner.collective())
+    thread.start()
+    try:
+        assert ready.wait(30)
+        found = Stacks(thread.ident or 0).answer(StackQuery("q"), PULSE)
+        assert found
+        frames = found.threads[0].frames
+        assert [one.installed for one in frames if one.file.endswith("adapters/patches.py")] == [True]
+        assert not [one for one in frames if "/wrap/hooks.py" in one.file]
+        assert [one.file for one in frames if not one.installed] == [__file__] * 4
+    finally:
+        release.set()
+        thread.join(30)
 
 
 def test_a_deep_stack_keeps_both_ends(deep: Trainer) -> None:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 import cockpit.data.diagnosis.diagnosis
 from agents.protocol import (
+    STACKS_FACT,
     Alert,
     Event,
     Experts,
@@ -134,6 +135,19 @@ def test_stalls_and_stragglers_come_only_from_alerts_of_the_hub() -> None:
     assert diagnosis(store).rank == 6
     store.apply([structs.replace(STALLED[1], active=False)])
     assert status_word(store)[0] == "LIVE"
+
+
+def test_a_stall_is_explained_by_the_stacks_that_the_hub_has_collected_since() -> None:
+    store = store_with(FakeRun(oversubscribed=False), STALLED)
+    facts = {STACKS_FACT: 8, "odd": 1, "rank": 6}
+    text = "7 of 8 ranks wait in all_reduce (train.py:22); rank 6 is in save (train.py:7)"
+    store.apply([Event(-1.0, "warning", "hub", text, facts)])
+    assert "py-spy" in diagnosis(store).advice, "the stacks of an earlier stall"
+    store.apply([Event(1.0, "warning", "hub", text, facts | {"odd": 0})])
+    assert "py-spy" in diagnosis(store).advice, "no rank differs"
+    store.apply([Event(2.0, "warning", "hub", text, facts)])
+    expected = "rank 6 is in save (train.py:7); 7 of 8 ranks wait in all_reduce (train.py:22)"
+    assert diagnosis(store).text == f"the run is stuck at step 9: {expected}" and diagnosis(store).rank == 6
 
 
 def test_a_run_that_is_still_loading_is_not_waiting_for_ranks() -> None:

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
-import agents
 from agents import protocol
 from agents.protocol import CodeFrame, Pulse, RankStacks, StackQuery, ThreadStack
 from agents.protocol.stacks import MOST_FRAMES, MOST_THREADS, WORD
@@ -155,7 +155,7 @@ def _end(file: str) -> str:
 
 
 # This package is installed code too if it runs from a checkout.
-_AGENTS = os.path.dirname(os.path.abspath(agents.__file__))
+_AGENTS = str(Path(__file__).parents[1])
 _HOOKS = os.path.join(_AGENTS, "wrap", "")
 _PREFIXES = tuple(
     f"{folder}{os.sep}"

@@ -165,6 +165,10 @@ class Loop:
         """
         self._agent.collectives(recorder)
 
+    def at_close(self, work: Callable[[], object]) -> None:
+        """Call `work` when this rank leaves the run: after its last messages, and before rank 0 ends its hub."""
+        self._stack.callback(self.quietly, work)
+
     def close(self) -> None:
         """Leave the run; rank 0 also ends the hub that it started. A second call does nothing."""
         atexit.unregister(self.close)

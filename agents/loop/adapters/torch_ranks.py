@@ -3,6 +3,8 @@
 import functools
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import agents
@@ -12,6 +14,8 @@ from agents.rank.vote import LEADER
 
 if TYPE_CHECKING:
     import torch
+
+LEAVE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last acks of the other ranks
 
 
 class TorchRanks:
@@ -28,6 +32,7 @@ class TorchRanks:
         self.rank: int = dist.get_rank() if together else 0
         self.world: int = dist.get_world_size() if together else 1
         self._group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
+        self._store: Any = dist.distributed_c10d._get_default_store() if self.world > 1 else None
 
     @property
     def agree(self) -> Agree | None:
@@ -55,6 +60,17 @@ class TorchRanks:
             dist.barrier(group=self._group)
         loop.close()
 
+    def await_others(self) -> None:
+        """On rank 0, wait until the other ranks have called this too, at most `LEAVE_S`: they have then sent their last
+        acks. The other ranks do not wait. Not collective: the ranks meet in the store of their process group.
+        """
+        with suppress(Exception):  # another rank may have failed, or the launcher may have ended
+            keys = [f"cockpit/{self._group.group_name}/{rank}" for rank in range(self.world)]
+            if self.rank != LEADER:
+                self._store.set(keys[self.rank], "left")
+            else:
+                self._store.wait(keys[1:], timedelta(seconds=LEAVE_S))
+
 
 def join_ranks(run: str, **join: Any) -> Loop:
     """Join a run as this rank of the job's process group, for plain torch loops such as those with DDP. Collective.
@@ -64,7 +80,10 @@ def join_ranks(run: str, **join: Any) -> Loop:
     ranks = TorchRanks()
     axes = {"dp": ranks.rank} if ranks.world > 1 else {}
     known: dict[str, Any] = {"rank": ranks.rank, "world": ranks.world, "agree": ranks.agree, "axes": axes}
-    return agents.join(run, **(known | join))
+    loop = agents.join(run, **(known | join))
+    if ranks.world > 1:
+        loop.at_close(ranks.await_others)
+    return loop
 
 
 LENGTH = 4  # bytes that contain the number of a rank's bytes

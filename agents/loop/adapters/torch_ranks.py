@@ -104,7 +104,8 @@ def all_gather_over(group: Any) -> Agree:
     def gather(mine: bytes, width: int) -> bytes:
         row = torch.frombuffer(bytearray(mine.ljust(width, b"\0")), dtype=torch.uint8)
         rows = torch.empty(world, width, dtype=torch.uint8)
-        dist.all_gather(list(rows.unbind()), row, group=group)
+        # `dist.all_gather` would check its arguments first, which takes a quarter of the CPU time of the exchange.
+        group.allgather([list(rows.unbind())], [row]).wait()
         return rows.numpy().tobytes()
 
     def agree(mine: bytes) -> Sequence[bytes]:

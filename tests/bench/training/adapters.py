@@ -23,14 +23,16 @@ from typing import Any
 from tests.bench.training.overhead import interval
 
 ROOT = Path(__file__).parents[3]
-STEPS, SKIPPED, ROUNDS = 14, 4, 2
-"""Steps of a training, steps that are not counted, and the least number of rounds."""
+STEPS, SKIPPED, ROUNDS = 50, 15, 2
+"""Steps of a training, steps that are not counted, and the least number of rounds. The steps that are not counted take
+about as long as an agent takes to connect to its hub."""
 
 BUDGET_S = 180.0
 SEQUENCE, BATCH, ACCUMULATION, VOCABULARY = 64, 4, 2, 256
 
 
-MEGATRON = "Megatron-LM"  # in a job of its own, because its substitutes for a GPU change torch
+MEGATRON, TORCHTITAN = "Megatron-LM", "torchtitan"
+ALONE = (MEGATRON, TORCHTITAN)  # each in a job of its own, because of its substitutes for a GPU
 
 
 class Clock:
@@ -244,11 +246,50 @@ def megatron_block(folder: Path, on: bool) -> Clock:
     return clock
 
 
+@functools.cache
+def titan(folder: Path) -> Any:
+    """torchtitan's trainer for its debug Llama model."""
+    from tests.ranks.adapters import torchtitan_job as job
+
+    config = job.configured(str(folder), ACCUMULATION)
+    config.training.steps, config.checkpoint.enable = STEPS, False
+    del config.model_spec.model.layers[1:]
+    trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, job.FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+    trainer.close = lambda: None  # it is used again
+    return trainer
+
+
+def torchtitan_block(folder: Path, on: bool) -> Clock:
+    """One `train` of torchtitan's trainer, with or without `watch`."""
+    from agents.loop.adapters.torchtitan import watch
+
+    trainer, clock = titan(folder.parent), Clock()
+    trainer.step = 0
+    step = trainer.train_step
+
+    def ticking(*args: Any) -> Any:
+        result = step(*args)
+        clock.tick()
+        return result
+
+    trainer.train_step = ticking
+    if on:
+        watch(trainer, run_dir=folder / "run")
+    trainer.train()
+    trainer.close()
+    trainer.train_step = step
+    return clock
+
+
 KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
     "Trainer": ("transformers", trainer_block),
     "Accelerate": ("accelerate", accelerate_block),
     "Lightning": ("lightning", lightning_block),
     "DeepSpeed": ("deepspeed", deepspeed_block),
+    TORCHTITAN: ("torchtitan", torchtitan_block),
     MEGATRON: ("pretrain_gpt", megatron_block),
 }
 """By name: the package that must be installed, and the training."""
@@ -287,7 +328,7 @@ def main() -> None:
     kinds = [
         kind
         for kind, (package, _) in KINDS.items()
-        if find_spec(package) and (kind == MEGATRON or find_spec("transformers"))
+        if find_spec(package) and (kind in ALONE or find_spec("transformers"))
     ]
     if missing := [kind for kind in KINDS if kind not in kinds]:
         print(f"left out, because not installed: {', '.join(missing)}\n")
@@ -295,8 +336,8 @@ def main() -> None:
         return
     found = []
     for together in (
-        [kind for kind in kinds if kind != MEGATRON],
-        [kind for kind in kinds if kind == MEGATRON],
+        [kind for kind in kinds if kind not in ALONE],
+        *([one] for one in kinds if one in ALONE),
     ):
         found += measured(together, time.time()) if together else []
     print("| adapter | step | pairs | with / without, wall | with / without, CPU | CPU of rank 0, a step |")

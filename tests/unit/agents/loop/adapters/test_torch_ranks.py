@@ -24,15 +24,18 @@ class Group:
         self._barrier = threading.Barrier(world)
         self.world = world
         monkeypatch.setattr(dist, "get_world_size", lambda group: world)
-        monkeypatch.setattr(dist, "all_gather", self._gather)
 
-    def _gather(self, rows: Any, row: Any, group: object) -> None:
-        self._rows[self._ranks.number] = row
+    def allgather(self, rows: list[list[Any]], row: list[Any]) -> "Group":
+        (self._rows[self._ranks.number],) = row
         self._barrier.wait(10)
-        for number, received in enumerate(rows):
+        for number, received in enumerate(rows[0]):
             received.copy_(self._rows[number])
         self.gathers += 1
         self._barrier.wait(10)
+        return self
+
+    def wait(self) -> None:
+        """The work is done."""
 
     def agree(self, *calls: list[bytes]) -> list[list[list[bytes]]]:
         """Call the all-gather on all ranks, once for each item of `calls`, which has the bytes that each rank passes.
@@ -41,7 +44,7 @@ class Group:
 
         def rank(number: int) -> None:
             self._ranks.number = number
-            agree = all_gather_over(None)
+            agree = all_gather_over(self)
             got[number] = [list(agree(parts[number])) for parts in calls]
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(self.world)]

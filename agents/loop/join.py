@@ -34,6 +34,7 @@ def join(
     layout: str = "",
     facts: Mapping[str, Value] | None = None,
     host: str | None = None,
+    first_step: int = 0,
 ) -> Loop:
     """Connect to the run's hub as one rank of the run. All ranks call it, with the same `run`, `world`, `run_dir` and
     `layout`.
@@ -43,7 +44,8 @@ def join(
     knobs are available only if `world` is 1. `hub` is "auto" (rank 0 starts a hub on its machine), "none", or the name
     or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
     shown beside the metrics. `host`: the machine on which the training runs, if this process only forwards the records
-    of another program; nothing is then reported about this process.
+    of another program; nothing is then reported about this process. `first_step`: the number of the training's first
+    step, 0 or 1, from which clients count the steps that are done.
 
     Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
     loop runs without a hub if none can be started.
@@ -52,6 +54,8 @@ def join(
         raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")
     if not 0 < len(run) <= 64:
         raise ValueError("a run's name has 1 to 64 characters")
+    if first_step not in (0, 1):
+        raise ValueError(f"first_step = {first_step} is not legal; legal: 0 or 1")
     forwards = host is not None
     about = {} if rank != LEADER or forwards else provenance(Path(run_dir) if run_dir else None)
     hello = Hello(
@@ -69,6 +73,7 @@ def join(
         leader=rank == LEADER,
         facts=about | dict(facts or {}),
         began_s=time.time(),
+        first_step=first_step,
     )
     check_sendable(hello)
     stack = ExitStack()

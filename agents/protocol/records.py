@@ -45,6 +45,8 @@ class Hello(Message, frozen=True):
     simulated: bool = False  # nothing is trained: a simulation computes everything that this rank sends
     # How often the launcher has started the ranks of this run again; a hello with a larger number replaces all ranks.
     restarts: Count = 0
+    # The number of the training's first step; a resumed part begins later.
+    first_step: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class Board(Message, frozen=True):

@@ -96,6 +96,7 @@ class Joining:
             leader=rank == 0,
             facts=self._facts,
             began_s=time.time(),
+            first_step=1,
         )
         sensors = Sensors(device, host=is_first_on_machine())
         return WrappedLoop(

@@ -228,7 +228,7 @@ class Store:
     def finished(self) -> bool:
         """Whether every planned step is done."""
         planned = self.steps_planned
-        return planned is not None and self.step is not None and self.step + 1 >= planned
+        return planned is not None and self.step is not None and self._counted(self.step) >= planned
 
     @property
     def world(self) -> int:
@@ -284,7 +284,12 @@ class Store:
         """The number of steps done, counted by the newest summary, whose values are on the screen. Records of ranks may
         be a step newer."""
         newest = self.summary.step if self.summary else self.step
-        return None if newest is None else newest + 1
+        return None if newest is None else self._counted(newest)
+
+    def _counted(self, step: int) -> int:
+        """The number of steps done after the step with number `step`."""
+        hello = next(iter(self.state.hellos.values()), None)
+        return step + 1 - (hello.first_step if hello else 0)
 
     def _step(self) -> int | None:
         if self.playback_position and self.summary:

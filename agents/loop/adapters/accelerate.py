@@ -45,7 +45,7 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
     project = Path(accelerator.project_dir or Path.cwd())
     axes = {"dp": ranks.rank} if ranks.world > 1 else {}
     known = {"run": project.resolve().name[:64], "axes": axes, "device": device_number(accelerator.device)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
     _Watched(accelerator, ranks, loop, save or functools.partial(_save_state, accelerator, project))
     return loop
 

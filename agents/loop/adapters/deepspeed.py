@@ -45,7 +45,7 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
     ranks = TorchRanks()
     axes = {"dp": ranks.rank} if ranks.world > 1 else {}
     known = {"run": Path.cwd().name[:64] or "deepspeed", "axes": axes, "device": device_number(engine.device)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
     loader = engine.training_dataloader if loader is None else loader
     _Watched(engine, loader, ranks, loop, save)
     return loop

@@ -59,7 +59,9 @@ class CockpitCallback:
         axes = {"dp": ranks.rank} if ranks.world > 1 else {}
         known = {"run": Path(run).name[:64], "axes": axes, "device": device_number(args.device)}
         known["facts"] = {"steps": int(state.max_steps)}
-        loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | self._join))
+        loop = agents.join(
+            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | self._join)
+        )
         micro_batches = MicroBatches(train_dataloader, state, args)
         learning_rate, experts = LearningRate(optimizer, lr_scheduler), ExpertLoad(model, ranks)
         self._training = _Training(self._trainer, ranks, loop, micro_batches, learning_rate, experts)

@@ -54,7 +54,9 @@ class _Hooks:
         axes = {"dp": ranks.rank} if ranks.world > 1 else {}
         known: dict[str, Any] = {"run": type(pl_module).__name__[:64], "axes": axes}
         known["device"] = device_number(pl_module.device)
-        loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | self._join))
+        loop = agents.join(
+            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | self._join)
+        )
         self._fit = _Fit(trainer, pl_module, ranks, loop)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

@@ -38,7 +38,7 @@ def watch(trainer: Any, **join: Any) -> Loop:
     known: dict[str, Any] = {"run": run, "device": device_number(trainer.device)}
     known["axes"] = _axes(trainer.parallel_dims, ranks)
     known["facts"] = {"steps": int(trainer.config.training.steps)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
     _Watched(trainer, ranks, loop)
     return loop
 

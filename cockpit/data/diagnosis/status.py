@@ -113,7 +113,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
     if store.simulated:
         yield StatusField(simulated_text(store), WHOLE, Level.WARN, SIMULATED[:3])
     yield StatusField(store.run, 5, short=shortened(store.run))
-    # Steps are counted from 0, and panels show the number of the newest step; this is the number of steps done.
+    # Panels show the number of the newest step; this is the number of steps done.
     done, planned = store.steps_done, store.steps_planned
     goal = f"/{format.grouped(planned)}" if planned else ""
     steps = f"{format.grouped(done).rjust(len(goal) - 1)}{goal}"

@@ -179,7 +179,7 @@ def _read_run(folder: Path) -> ListedRun:
     return ListedRun(
         folder,
         status,
-        steps=None if end.step is None else end.step + 1,
+        steps=None if end.step is None else end.step + 1 - (end.hello.first_step if end.hello else 0),
         loss=end.loss,
         began_s=end.first_s,
         last_s=end.last_s,

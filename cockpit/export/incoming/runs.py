@@ -35,7 +35,7 @@ class ExportedRun:
     """A run that represents one exporting program. Its methods are called in the thread that created it."""
 
     def __init__(self, source: Source, name: str, now_s: float) -> None:
-        self._loop = agents.join(name, host=source.host, facts=source.facts)
+        self._loop = agents.join(name, host=source.host, facts=source.facts, first_step=1)
         self._values: dict[str, float] = {}  # of exports without a step
         self._gauges: dict[str, float] = {}  # of the last reading without a histogram
         self._durations: tuple[int, float] = (0, 0.0)

@@ -119,7 +119,9 @@ class _Training:
             "device": device,
             "facts": {"steps": int(config.train.train_iters)},
         }
-        return agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+        return agents.join(
+            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join)
+        )
 
     def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
         loop, refusal = self._loop, self._micro_batches.refusal or self._captured

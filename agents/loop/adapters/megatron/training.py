@@ -86,7 +86,9 @@ class _Watched:
             "device": device,
             "facts": {"steps": int(args.train_iters)},
         }
-        return agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+        return agents.join(
+            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join)
+        )
 
     def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
         loop = self._loop

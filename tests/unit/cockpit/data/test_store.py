@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec import structs
 
-from agents.protocol import CommandState, Event, Gone, Pulse, Step, Summary
+from agents.protocol import CommandState, Event, Gone, Hello, Pulse, Step, Summary
 from cockpit.data.link import LinkState
 from cockpit.data.log.run_log import log_entries, marks
 from cockpit.data.metrics import STEP_TIME, available, median, read, settled_step
@@ -56,6 +56,16 @@ def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
     store.set_message_age(0.0)
     clock.now += 60
     assert store.link is LinkState.ENDED
+
+
+@pytest.mark.parametrize(("first", "done"), [(0, 5), (1, 4)])
+def test_steps_are_counted_from_the_first_number_of_the_loop(clock: Clock, first: int, done: int) -> None:
+    """The newest step has the number 4."""
+    store, run = Store(clock), FakeRun(steps=5)
+    store.apply(
+        structs.replace(one, first_step=first) if isinstance(one, Hello) else one for one in run.story(5)
+    )
+    assert (store.step, store.steps_done, store.finished) == (4, done, done == 5)
 
 
 def test_coverage_counts_only_ranks_near_the_newest_step(store: Store) -> None:

@@ -1,5 +1,5 @@
-"""The agents of many ranks in one process, for example of a simulated cluster. To the hub, the process looks like a
-relay.
+"""The agents of many ranks in one process, for example those of a simulated cluster. To the hub, the process looks
+like a relay.
 
 No thread is started, so the caller must call `turn` regularly. The caller builds the frames and may encode many records
 at once (`codec.frame_of_joined`).

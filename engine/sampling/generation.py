@@ -27,7 +27,7 @@ class CachedModel(Protocol):
 
     def run(self, tokens_BQ: Tensor) -> Tensor | None:
         """Run the model on the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], on the
-        chooser. Collective over all ranks."""
+        rank `chooser`. Collective over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def generate(
 ) -> Generated:
     """Generate up to `most` tokens after each prompt; all ranks return the same result. Collective over all ranks.
 
-    The chooser sends the tokens to all other ranks. Generation stops early when every
+    The rank `chooser` sends the tokens to all other ranks. Generation stops early when every
     sequence has produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each
     sequence's new token.
     """

@@ -55,8 +55,8 @@ class Pair(NamedTuple):
 
 class Calls(NamedTuple):
     """Counts of the pairs whose measured times differ by more than `APART`: those for which the planner decides which
-    is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs within the
-    limits."""
+    is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs whose
+    measured ratio is within the limits."""
 
     called: int
     wrong: int

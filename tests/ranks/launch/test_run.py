@@ -4,9 +4,11 @@ import gzip
 import json
 import math
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +55,7 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 class Live:
-    """A run in the background; its NDJSON output is read line by line."""
+    """A run in the background. A thread reads its NDJSON output, because a full pipe would stop the run."""
 
     def __init__(self, run_dir: Path, *arguments: str):
         self.run_dir = run_dir
@@ -62,18 +64,31 @@ class Live:
         self.process = Program(*words, *arguments, errors=run_dir.parent / "stderr")
         self.events: list[dict[str, Any]] = []
         self.family: list[psutil.Process] = []
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def next_event(self) -> dict[str, Any] | None:
+        """Wait for the next line of the output; None at its end."""
+        if line := self._lines.get():
+            self.events.append(json.loads(line))
+        return self.events[-1] if line else None
 
     def until_step(self, step: int) -> dict[str, Any]:
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-            if self.events[-1].get("step", -1) >= step:
+        while event := self.next_event():
+            if event.get("step", -1) >= step:
                 self.family = psutil.Process(self.process.pid).children(recursive=True)
-                return self.events[-1]
+                return event
         self.errors.seek(0)
         raise AssertionError(f"the run ended before step {step}: {self.errors.read()}")
 
     def rest(self) -> int:
-        self.events += [json.loads(line) for line in self.process.stdout]
+        while self.next_event():
+            pass
         return self.process.wait(60)
 
     @property

@@ -25,7 +25,7 @@ def test_a_signal_saves_a_checkpoint_and_training_continues(tmp_path: Path) -> N
         deadline = time.monotonic() + 60
         while not any(event["event"] == "checkpoint" for event in live.events):
             assert time.monotonic() < deadline, live.events
-            live.events.append(json.loads(live.process.stdout.readline()))
+            assert live.next_event()
         step = next(event["step"] for event in live.events if event["event"] == "checkpoint")
         live.until_step(step + 2)
         assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == [f"step-{step}"]

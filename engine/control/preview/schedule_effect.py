@@ -4,6 +4,7 @@ run."""
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ Costs = dict[str, dict[int, float]]
 AVERAGED = 32  # number of steps whose action times are kept
 FEW = 5  # number of steps in a block, whose mean counts as one measurement of the bubble
 VARIES = 0.03  # relative error of a simulated bubble, besides the variation of action times
+# Standard error of the step time if the actions run in another order, over the step time: their durations then change,
+# for example because more activations are in memory. Measured between 1f1b and gpipe (docs/measurements.md).
+REORDERED = 0.15
 NO_STEPS = "no data: this run had no step with these values"
 SIMULATED = "the schedule, simulated with this run's action times"
 
@@ -124,8 +128,9 @@ class ScheduleEffect:
         if shrink == 1 or other:
             how = ", of micro-batches of the same size"
         low, high = min(*times, guess), max(*times, guess)
-        low -= max(UNCOUNTED * low, LIKELY * noise_ms)
-        high += max(UNCOUNTED * high, LIKELY * noise_ms)
+        reordered = REORDERED if self._before.name != self._after.name else 0.0
+        low -= max(UNCOUNTED * low, LIKELY * hypot(noise_ms, reordered * low))
+        high += max(UNCOUNTED * high, LIKELY * hypot(noise_ms, reordered * high))
         return Estimate("step_ms", now_ms, guess, max(0.0, low), high, f"{SIMULATED}{how}")
 
 

@@ -51,7 +51,7 @@ def test_known_fields_of_a_newer_agent_are_read(own_hub: HubProcess, opened: Ope
     client, newer = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     step = msgpack.unpackb(codec.pack(make_step(0, 7)))
     newer.dealer.send(
-        packed([*old_hello(0, 1), {}, ["sparkles"], 0.0, None, False, 0, "appended"], NEWER, step)
+        packed([*old_hello(0, 1), {}, ["sparkles"], 0.0, None, False, 0, 0, "appended"], NEWER, step)
     )
     poll_until(client, lambda: 0 in client.state.steps)
     assert client.state.steps[0].step == 7

@@ -44,7 +44,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     thread = threading.Thread(target=train)
     thread.start()
     client = Client(hub.endpoints.clients)
-    poll_until(client, lambda: client.state.summaries)
+    poll_until(client, lambda: client.state.summaries and len(client.state.hellos) == 4)
     client.close()
     yield runs
     done.set()

@@ -26,9 +26,8 @@ from agents.wrap.sensors.phases import COMMUNICATION, Phases
 
 MEMORY_S = 0.5  # minimum time between two readings of the memory
 LATE_LOSSES = 256  # steps whose loss is still on its way from the GPU
-OPERATIONS = {
-    COMMUNICATION: "waiting in a collective"
-}  # the operation of a rank by its phase, if not the same
+# The operation that a rank reports in a phase, if it is not the name of the phase.
+OPERATIONS = {COMMUNICATION: "waiting in a collective"}
 BYE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last messages of the other ranks
 
 

@@ -37,7 +37,7 @@ from cockpit.tui.screens.screens import PANEL_NAMES, RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
 from cockpit.tui.terminal.colours import depth_of
-from cockpit.tui.terminal.pauses import short_pauses
+from cockpit.tui.terminal.pauses import collect_if_due, short_pauses
 from cockpit.tui.terminal.terminal_app import TerminalApp
 from cockpit.tui.widgets.panel import Panel
 
@@ -147,6 +147,7 @@ class CockpitApp(TerminalApp):
             self.refresh_from_store()
         finally:
             lock.release()
+        collect_if_due()
 
     def refresh_from_store(self) -> None:
         """Update each visible screen from the store. A screen redraws only what has changed."""

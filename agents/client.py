@@ -139,8 +139,8 @@ class Client:
         return list(self.changes(timeout_s))
 
     def changes(self, timeout_s: float) -> Iterable[Update]:
-        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. This avoids building a
-        list of all these updates for a reader that uses the new `state` directly.
+        """The same as `poll`, except that after a snapshot the updates that rebuild the state are generated one by one.
+        So no list of them is built for a reader that uses the new `state` directly.
         """
         deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []

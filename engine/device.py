@@ -54,8 +54,8 @@ def device_name(device: torch.device) -> str:
 
 
 def device_uuid(device: torch.device) -> str | None:
-    """The UUID that identifies the GPU in NVML, because CUDA's device numbers differ between processes. None for the
-    CPU."""
+    """The UUID by which NVML finds the GPU; None for the CPU. CUDA's device numbers do not identify a GPU, because they
+    can differ between processes."""
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 

@@ -105,7 +105,7 @@ class RankContext:
         return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether this rank has received a signal to stop. Other ranks may not have received it."""
+        """Whether this rank has received a stop signal. Other ranks may not have received one."""
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Findings, the protocol of a detector, and the statistics that detectors share."""
+"""Findings, the `Detector` protocol, and the statistics that detectors share."""
 
 import math
 import statistics
@@ -23,8 +23,9 @@ SEVERITY_ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition that a detector has found. `name` and `subject` identify the condition across checks. `began`: the
-    step at which the condition began; if None, the step of the check that first found the condition."""
+    """A condition that a detector has found. Findings of successive checks that have the same `name` and `subject` are
+    about the same condition. `began`: the step at which the condition began; if None, the step of the check that first
+    found the condition."""
 
     name: str
     subject: str

@@ -146,7 +146,7 @@ class DeadExperts:
 
 
 def _experts(dead: list[int]) -> str:
-    """Names experts as ``expert 7`` or ``experts 1, 3``; many experts are only counted."""
+    """Text such as ``expert 7`` or ``experts 1, 3``; for more than `LAYERS_NAMED` experts, only their number."""
     if len(dead) > LAYERS_NAMED:
         return f"{len(dead)} experts"
     return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"

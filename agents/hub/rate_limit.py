@@ -7,7 +7,7 @@ class RateLimit:
     """Counts events per source in each whole second.
 
     At most `sources` sources are counted (None: any number), so that memory use is bounded even if a peer invents
-    sources. Events from further sources are refused until the next second.
+    sources. Once this many sources are counted, events from any other source are refused until the next second.
     """
 
     def __init__(self, per_second: int, sources: int | None = None) -> None:

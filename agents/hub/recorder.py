@@ -28,7 +28,7 @@ RETRY_S = 30.0  # interval between attempts to write after a failure
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the sizes and intervals of a recording. Sizes on disk are compressed sizes."""
+    """Size limits and time intervals of a recording. Sizes on disk are compressed sizes."""
 
     # Maximum size of the segments with all updates; above it, the oldest segment is thinned.
     full_bytes: int = DEFAULT_RECORD_MB * 10**6
@@ -173,7 +173,7 @@ class Recorder:
         self._update_log.publish(Event(time.time(), level, "hub", clip(text)))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Pass on the remaining updates, and end the thread when they are written."""
+        """Pass the remaining updates to the thread, and wait up to `timeout_s` until it has written them and ended."""
         self.follow()
         self._ending.set()
         self._thread.join(timeout_s)

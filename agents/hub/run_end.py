@@ -1,4 +1,4 @@
-"""Detects the end of a run: whether and why the ranks have ended, and the last updates to publish."""
+"""Detects whether and why the ranks of a run have ended, and publishes the last updates."""
 
 import time
 from pathlib import Path
@@ -12,8 +12,8 @@ from agents.rundir.local_machine import process_state, this_host
 
 
 class RunEnd:
-    """Determines whether the run has ended, and publishes the end. `parent`: the process that started this hub and ends
-    with the run, if there is such a process.
+    """Determines whether the run has ended, and publishes the end of the run. `parent`: the process that started this
+    hub and ends with the run, if there is such a process.
     """
 
     def __init__(

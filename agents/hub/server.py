@@ -237,7 +237,7 @@ class Hub:
         self._alerts.close()
 
     def _finish(self) -> None:
-        """Handle the remaining frames, publish the end, close, and remove the sockets and hub.json."""
+        """Handle the remaining frames, publish the end of the run, close, and remove the sockets and hub.json."""
         deadline = time.monotonic() + LEAVE_S
         while self._frames.drain_all(self._active_s) and time.monotonic() < deadline:
             pass

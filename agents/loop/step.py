@@ -85,8 +85,8 @@ class StepReport:
         self.experts, self.dropped = loads, dropped or {}
 
     def report_own_experts(self, loads: dict[int, list[int]]) -> None:
-        """Report this rank's part of the expert load. All ranks call this, with the same layers and experts. The parts
-        are summed in the exchange at the end of the step, so each rank receives the parts of all ranks.
+        """Report this rank's part of the expert load. All ranks call this, with the same layers and experts. The
+        exchange at the end of the step gathers the parts of all ranks, and rank 0 reports their sum.
         """
         self.own_experts = loads
 

@@ -54,10 +54,11 @@ class Command(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """A rank reports the outcome of a command; `digest` is the digest of the rank's whole board after the command.
+    """A rank reports the outcome of a command; `digest` is the digest of the rank's knob board after the command.
 
-    Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. `why` then
-    describes the work, and a second ack reports the outcome. Later commands need not wait for that ack.
+    Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. The `why`
+    of this ack describes the work in progress, and a second ack reports the outcome. Later commands need not wait for
+    the second ack.
     """
 
     rank: Rank

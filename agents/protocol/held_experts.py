@@ -71,7 +71,7 @@ def _name(number: int) -> str:
 
 
 def _parts(numbers: Iterable[int]) -> list[str]:
-    """Numbers written as ranges, such as ``0-3,7``, in texts of at most `RANGES` ranges each."""
+    """Texts that list the numbers as ranges, such as ``0-3,7``, with at most `RANGES` ranges each."""
     spelled = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         part = [number for _, number in run]

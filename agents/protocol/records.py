@@ -187,7 +187,7 @@ class ToPeer(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Peers(Message, frozen=True):
-    """All-to-all bytes that one rank sent to each other rank in one step (sampled); their sum is `Step.a2a_bytes`."""
+    """All-to-all bytes that one rank sent to every other rank in one step (sampled); their sum is `Step.a2a_bytes`."""
 
     rank: Rank
     step: Count

@@ -89,7 +89,7 @@ class Agent:
 
     def collectives(self, recorder: Recorder) -> None:
         """Set the function that describes the newest collectives in one sentence. The agent sends this description with
-        the stacks of this rank. It calls `recorder` in its own thread, possibly while the training thread hangs.
+        the stacks of this rank. The agent calls `recorder` in its own thread, possibly while the training thread hangs.
         """
         if self._link:
             self._link.stacks.recorder = recorder

@@ -121,7 +121,7 @@ class HubLink:
         self._flush()
 
     def leave(self, linger_s: float, restarting: bool = False) -> None:
-        """Send the outbox for at most `linger_s`, then send Gone and close the socket."""
+        """Send the queued messages for at most `linger_s`, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class HubLink:
         self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _check_relay(self, now: float) -> None:
-        """Connect to the hub directly if the relay has not started or is no longer restarted."""
+        """Connect to the hub directly if the relay has not started in time, or has failed for good."""
         if self._fallback is None or now - self._checked_s < PULSE_S:
             return
         self._checked_s = now

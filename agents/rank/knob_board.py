@@ -112,8 +112,8 @@ class KnobBoard:
         return "; ".join(why for why in asked.values() if why)
 
     def check(self, changes: Values) -> Values:
-        """All values that the board would have after `changes`. If the values are not legal, the ValueError says why in
-        one sentence.
+        """Check `changes`, and return all values that the board would have after them. If the values are not legal,
+        raise ValueError with one sentence that says why.
         """
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:

@@ -78,7 +78,7 @@ class ManyRanks:
 
     @property
     def attached(self) -> bool:
-        """Whether an endpoint of a hub was given and the connection is not closed."""
+        """Whether a hub endpoint was given and the connection is still open."""
         return self._line is not None
 
     @property
@@ -89,8 +89,8 @@ class ManyRanks:
     # ------------------------------------------------------------------------------------------- ranks
 
     def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
-        """Set the hellos of the ranks and the leader's board, and send them. The caller calls it again after each
-        applied change, before `settle`, so that subscribers get the new board before the acks."""
+        """Set the hellos of the ranks and the leader's board, and send them. Call it again after each applied change,
+        before `settle`, so that subscribers get the new board before the acks."""
         extra = [PREVIEWS] if self.preview else []
         self._hellos = {
             hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])
@@ -186,13 +186,13 @@ class ManyRanks:
         self.send(ack for ack in acks if ack.rank not in self._silent)
 
     def wants(self, kind: str, step: int) -> bool:
-        """Whether to send the vectors "experts" or "timeline" of this step."""
+        """Whether to send the full vectors of `kind` ("experts" or "timeline") for this step."""
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
         """The ranks that must send their all-to-all bytes per destination rank in this step. With at most `UNASKED`
-        ranks, all ranks send these bytes every `EVERY` steps. Otherwise, only ranks whose bytes a client has requested
-        send them.
+        ranks, all ranks send these bytes every `EVERY` steps. Otherwise, a rank sends its bytes only if a client has
+        requested them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

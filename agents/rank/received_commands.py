@@ -21,7 +21,8 @@ class ReceivedCommands:
 
     @property
     def oldest(self) -> Command | None:
-        """The oldest pending command. Every step reads this property, so it takes no lock if no command is pending."""
+        """The oldest pending command. The training loop reads this property at every step, so it takes no lock if no
+        command is pending."""
         if not self._pending:
             return None
         with self._lock:

@@ -1,4 +1,5 @@
-"""Decides when a rank sends full vectors: every `EVERY` steps, and more often while a client requests them."""
+"""Decides when a rank sends full vectors (loads of all experts, the timeline, bytes by destination rank): every `EVERY`
+steps, and more often while a client requests them."""
 
 import time
 
@@ -9,10 +10,10 @@ CAPABILITIES = (SAMPLES,)
 
 
 class Sampling:
-    """Decides when to send full vectors. The trainer's thread calls `due` at every step, and the agent's thread calls
-    `take`.
+    """Decides at which steps to send each kind of full vectors. The trainer's thread calls `due` at every step, and the
+    agent's thread calls `take`.
 
-    The interval is in steps, not in seconds, so that all ranks send vectors for the same steps.
+    The interval is in steps, not in seconds, so that all ranks send full vectors for the same steps.
     """
 
     def __init__(self) -> None:
@@ -20,13 +21,13 @@ class Sampling:
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Apply a request for full vectors; it is valid until its lease ends."""
+        """Apply a request for more frequent full vectors; the request expires after `lease_s` seconds."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)
 
     def due(self, kind: str, step: int) -> bool:
-        """Whether to send the vectors of `step`; the vectors of the first step are always sent."""
+        """Whether to send the full vectors of `kind` for `step`; the first call for each kind always returns True."""
         if kind not in self._begun:
             self._begun.add(kind)
             return True

@@ -106,8 +106,8 @@ class Stacks:
 
 
 def _places(frame: FrameType | None) -> list[_Place]:
-    """The frames of a thread, outermost first, without those of the hooks of `cockpit wrap`. The program does not know
-    of these hooks, and a rank hangs in the function of torch that a hook has called.
+    """The frames of a thread, outermost first, without the frames of the hooks that `cockpit wrap` installs. A rank
+    hangs in the torch function that a hook calls, not in the hook, and hooks are not part of the user's program.
     """
     places = []
     while frame is not None:

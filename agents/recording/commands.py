@@ -1,7 +1,7 @@
 """The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
-Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. A damaged page
-may also lose rows; missing rows are found by comparing the table with its index.
+Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. If a page is
+damaged, whole rows may be missing, too; they are found by comparing the table with its index.
 """
 
 import contextlib
@@ -128,7 +128,8 @@ def read_commands(path: Path) -> Journalled:
 
 
 def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
-    """A one-sentence message for each table that has missing rows. Raises sqlite3.Error if the file cannot be read."""
+    """A one-sentence message for each table with missing rows, or one message if the tables themselves are missing.
+    Raises sqlite3.Error if the file cannot be read."""
     damage = []
     known = tables(db)
     if not known and db.execute("PRAGMA page_count").fetchone()[0] > 1:

@@ -39,7 +39,7 @@ class Database(sqlite3.Connection):
 
 
 class OpenFile:
-    """The files of a database that this process has opened."""
+    """A database that this process has opened, with the identity of each of its files at that time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

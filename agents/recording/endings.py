@@ -37,8 +37,8 @@ KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in (Summary, E
 
 @dataclass(frozen=True)
 class Ending:
-    """The leader and the history of a run at the end of one hub process, oldest data first. `curve` has the steps
-    before `summaries`.
+    """The leader of a run and the run's history, as they were at the end of one hub process; oldest data first. `curve`
+    covers the steps before the first of `summaries`.
     """
 
     leader: Hello

@@ -1,5 +1,5 @@
-"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
-Damage is detected only if it prevents reading. `agents.recording.reader` detects all damage when a recording is opened.
+"""Reads only the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
+Damage is detected only if it prevents reading; `agents.recording.reader` also detects other damage.
 """
 
 import contextlib

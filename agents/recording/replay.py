@@ -24,7 +24,7 @@ class Replay:
     """
 
     def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
-        """`lock` is held while `state` changes, so that another thread may read it."""
+        """`lock` is held while `state` changes, so that another thread that holds it can read `state`."""
         self.recording = recording
         self._lock = lock or contextlib.nullcontext()
         self.state = RunState()

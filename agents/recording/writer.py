@@ -146,7 +146,7 @@ class RecordingWriter:
         segment if the thinned segments exceed theirs.
 
         Each call thins at most one segment and deletes at most one, so that new updates can be written between calls.
-        The newest segment is never changed.
+        The newest segment is neither thinned nor deleted.
         """
         most_full, most_thin = self._limits
         if sum(self._full.values()) > most_full and len(self._full) > 1:

@@ -1,4 +1,5 @@
-"""Reads files that another user may have written: refuses files that are not regular and files that are too large."""
+"""Reads files that another user may have written; refuses a path that is not a regular file, or a file that is too
+large."""
 
 import os
 import stat

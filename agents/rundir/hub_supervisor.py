@@ -133,7 +133,7 @@ class HubSupervisor:
 
 def ending_signals(supervised: bool, in_terminal: bool) -> list[signal.Signals]:
     """Ignore signals that must not end this hub or relay, and return the signals that end it. `in_terminal`: whether
-    Ctrl-C ends it."""
+    Ctrl-C ends the hub or relay."""
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # Slurm may send it to all processes of a job, to request a save
@@ -183,8 +183,8 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
 def hub_of(
     hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
 ) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
-    """How ranks of this machine connect to the hub, and the supervisor of the hub. If `hub` is "auto", this process
-    starts the hub and ends it when the context closes; otherwise the supervisor is None.
+    """Yield a `Reach`, by which ranks of this machine connect to the hub, and the hub's supervisor. If `hub` is "auto",
+    this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
     The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
     With `listen`, the hub also listens on TCP. Raises RunError if `hub` names no live hub.
@@ -232,7 +232,7 @@ def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = Non
 
 @contextmanager
 def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
-    """Call `tick` in a thread while the context is open."""
+    """Call `tick` regularly, in a thread, while the context is open."""
     if supervisor is None:
         yield
         return
@@ -252,8 +252,8 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks on other machines. `towards`: a host that the other machines can
-    reach.
+    """The TCP address on which a hub listens for ranks on other machines. Without `listen`, the address is the one from
+    which this machine connects to the host `towards`.
 
     Raises RunError if there is no key with the role rank, or if `listen` is not given and this machine's address cannot
     be determined.

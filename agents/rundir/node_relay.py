@@ -102,8 +102,8 @@ def wants_relay(place: Place | None, environ: Mapping[str, str] = os.environ) ->
 def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
-    """How this rank connects to the hub `reached`: through the relay of its node if the job uses relays, else directly.
-    Local rank 0 starts the relay, and ends it when this context closes.
+    """Yield how this rank connects to the hub: through the relay of its node if the job uses relays, else as in
+    `reached`. Local rank 0 starts the relay, and ends it when this context closes.
 
     Raises RunError if `COCKPIT_RELAY` is invalid.
     """

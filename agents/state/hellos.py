@@ -17,7 +17,7 @@ MOST = (
 
 
 class Hellos(dict[int, Hello]):
-    """Hellos by rank. Each hello is stored as an equal copy that shares its texts and facts with earlier hellos."""
+    """Hellos by rank. Each hello is stored as a copy that reuses equal strings and facts of earlier hellos."""
 
     def __init__(self) -> None:
         super().__init__()

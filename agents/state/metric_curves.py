@@ -63,7 +63,7 @@ class Series:
             self.values[start:] = array("d", [self.values[place] for place in places])
 
     def thin(self, width: int) -> None:
-        """Reduce each bucket to its kept values."""
+        """Keep only the values of each bucket that `kept` selects."""
         places: list[int] = []
         start, end = 0, len(self.steps)
         while start < end:

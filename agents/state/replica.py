@@ -11,8 +11,9 @@ class Replica:
     """`state` is the state of the run after update `seq` of the hub process `epoch`.
 
     After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is empty until
-    the snapshot arrives, so the next credit requests one. `resets` counts how often `state` was rebuilt. If `behind` is
-    set, `state` is older than the last frame, because the hub is still sending earlier changes.
+    the snapshot arrives; a credit message with an empty epoch requests a snapshot. `resets` counts how often `state`
+    was rebuilt. If `behind` is set, `state` is older than the last frame, because the hub is still sending earlier
+    changes.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:

@@ -216,8 +216,8 @@ class RunState:
         self._events_count += len(events)
 
     def _fold(self) -> None:
-        """Move all but the newest `HISTORY` summaries into the curve. Summaries of steps that the curve already covers
-        are always moved.
+        """Move all but the newest `HISTORY` summaries into the curve, and also newer ones whose steps the curve already
+        covers.
         """
         last = self.curve.last
         covered = 0 if last is None else bisect_right(self.summaries, last, key=_step)

@@ -137,9 +137,9 @@ def _are(group: StackGroup, plural: bool) -> str:
 
 
 def _odd(groups: list[StackGroup]) -> list[StackGroup]:
-    """The groups that the other ranks wait for. Groups that do not wait themselves are chosen if they hold at most half
-    of the ranks. Otherwise, the groups at the earliest step are chosen if they hold less than half of the ranks.
-    Otherwise, all groups except the largest are chosen, or none if no single group is the largest."""
+    """The groups that the other ranks wait for: the groups that are not waiting, if they contain at most half of the
+    ranks; otherwise the groups at the earliest step, if they contain less than half of the ranks; otherwise all groups
+    except the largest, or none if no single group is the largest."""
     busy = [group for group in groups if not group.waits]
     if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
         return busy
@@ -167,8 +167,9 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
-    """The innermost function and the innermost line of the program's own code, as text. If another stack has the same
-    line, the result is the line where the two stacks diverge, with the function that is called there.
+    """Text such as `wait (train.py:120)`: the innermost function, and the innermost line of the program's own code. If
+    another stack has the same line, the text names the line where the two stacks diverge and the function that is
+    called there.
     """
     if not frames:
         return "no Python code"

@@ -71,9 +71,8 @@ class ZapAuthenticator:
         self._zap.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
-        """The reply to a ZAP request, which consists of version, request id, domain, address, identity, mechanism and
-        credentials (RFC 27).
-        """
+        """The reply to a ZAP request. A request has the parts version, request id, domain, address, identity, mechanism
+        and credentials (RFC 27)."""
         version, asked, domain, address, _, mechanism, *credentials = request
         refusal = "not CURVE"
         if (domain, mechanism) == (DOMAIN, b"CURVE") and len(credentials) == 1 and len(credentials[0]) == 32:

@@ -24,7 +24,7 @@ class Fallback:
     """The hub to which a relay forwards messages. A rank connects to this hub directly if the relay does not start or
     has failed for good.
 
-    A supervisor that stops restarting its relay removes the directory of the relay's socket.
+    When a relay has failed for good, its supervisor removes the directory of the relay's socket.
     """
 
     hub: Reach

@@ -2,7 +2,7 @@
 connection.
 
 If a hub refuses a key over TCP, the hub ends the handshake without a message. Only the socket's monitor reports the
-refusal. After several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been
+refusal. After several refusals libzmq stops trying. This class therefore reconnects by itself: the key may have been
 added to the hub's list in the meantime.
 """
 

@@ -39,7 +39,7 @@ class Received(NamedTuple):
 
 
 class ServerSocket:
-    """A Unix socket in a private directory. Every peer that can enter the directory has the role of the socket."""
+    """A Unix socket in a private directory. Whoever can enter the directory can connect, and has the socket's role."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
         self.mark = mark  # first byte of the ids of this socket's peers

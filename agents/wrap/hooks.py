@@ -22,7 +22,7 @@ class Hooks:
         self._ended: list[Callable[[], object]] = []
 
     def at_end(self, work: Callable[[], object]) -> None:
-        """Call `work` when the hooks are removed."""
+        """Register `work`, which is called when the hooks are removed."""
         self._ended.append(work)
 
     def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:

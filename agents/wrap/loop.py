@@ -1,4 +1,4 @@
-"""The loop of a wrapped rank: reports its steps, and switches knobs in rounds together with the other ranks."""
+"""The loop of a wrapped rank: reports its steps, and takes part in the rounds in which all ranks apply knob changes."""
 
 import threading
 import time

@@ -59,9 +59,9 @@ def parameter_count(optimizer: Any) -> int:
 class LearningRateScale:
     """A factor on the learning rates of all optimizers, applied only during `optimizer.step`.
 
-    Before the step, the learning rate of each parameter group is multiplied; after the step, the program's own value is
-    restored. So schedulers, and programs that set learning rates themselves, read and write only their own values, and
-    never undo the factor.
+    Before the step, the learning rate of each parameter group is multiplied by the factor; after the step, the
+    program's own value is restored. So schedulers, and programs that set learning rates themselves, read and write only
+    their own values, and never undo the factor.
     """
 
     def __init__(self) -> None:

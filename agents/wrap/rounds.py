@@ -109,7 +109,7 @@ class Rounds:
         return outcome
 
     def close(self) -> None:
-        """End the thread. The caller must set the event `closing` of the ranks first."""
+        """End the thread. The caller must first set the `closing` event, which ends all waits of `StoreRanks`."""
         self._closed.set()
         self._reports.put(None)
         self._thread.join(LATE_S)

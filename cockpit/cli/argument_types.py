@@ -1,4 +1,4 @@
-"""Argument types of `cockpit`: each parses a text, or raises an error that says what is legal."""
+"""Argument types of `cockpit`: each parses a string, or raises an error that says what is legal."""
 
 import argparse
 from contextlib import suppress

@@ -117,7 +117,7 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """The dead and the hot experts, counted by health state; health states without experts are omitted."""
+    """An `Unwells` for the dead experts and one for the hot experts; a health state without experts is omitted."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 
@@ -166,7 +166,7 @@ def _gravity(one: Unwell) -> tuple[bool, float, Cell]:
 
 
 def hottest(at: Shown) -> list[Cell]:
-    """The expert with the highest load relative to the fair share, as a list; empty if no layer has loads."""
+    """A list that contains the expert with the highest load relative to the fair share; empty if no layer has loads."""
     rows = [(max(at.row(layer)[1]), layer) for layer in at.layers]
     most, layer = max(rows, default=(0.0, 0))
     return [(layer, list(at.row(layer)[1]).index(most))] if rows else []
@@ -215,7 +215,7 @@ def owners(store: Store, cell: Cell) -> Owners:
 
 
 def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
-    """Groups of ranks that hold the same experts, each with these experts."""
+    """The experts of each group of ranks that hold the same experts, and the ranks of the group."""
     by_texts: dict[tuple[str, ...], list[int]] = {}
     for rank, hello in store.state.hellos.items():
         if texts := held_texts(hello.facts):

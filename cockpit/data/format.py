@@ -61,8 +61,8 @@ def age(seconds: float) -> str:
 
 
 def operation_text(operation: str) -> tuple[str, str]:
-    """The operation of a rank as a preposition and a text, such as (``in ``, ``backward, micro-batch 2``). For a state,
-    such as ``paused``, the preposition is ""."""
+    """The operation of a rank as a preposition and a text, such as (``in ``, ``backward, micro-batch 2``). The
+    preposition is "" if `operation` is a state, such as ``paused``."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
 

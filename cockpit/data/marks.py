@@ -33,7 +33,7 @@ class NamedMark(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The mark as text, such as ``'a the loss jumped``."""
+        """The mark as text: a single quote, its name and its note, such as ``'a the loss jumped``."""
         return f"'{self.name} {self.note}".rstrip()
 
 

@@ -42,7 +42,7 @@ class Against(Enum):
 
 
 def peers_word(store: Store) -> str:
-    """The name for the peers of a rank: its stage or, without pipeline parallelism, the other ranks."""
+    """The words for the peers of a rank: "its stage" or, without pipeline parallelism, "the others"."""
     return "its stage" if "pp" in store.axes() else "the others"
 
 
@@ -87,8 +87,8 @@ class Reading:
 class Readings(Mapping[int, Reading]):
     """The readings of all ranks, by rank. The lists are in the order of `ranks`; NaN means no value.
 
-    The baseline of a rank is the median of its peers (in a group of two, the other rank), or its own earlier
-    median. A rank without a baseline has the deviation 0.
+    The baseline of a rank is the median of its peers (in a group of two, the other rank), or the median of its own
+    earlier steps. A rank without a baseline has the deviation 0.
     """
 
     def __init__(
@@ -224,7 +224,8 @@ def _gather(store: Store) -> Gather:
 
 
 def medians(columns: Sequence[Column]) -> Column:
-    """The median of each position over `columns`, without missing values; NaN if all are missing."""
+    """For each position, the median of the values that `columns` have there, without missing values; NaN if all are
+    missing."""
     size = max(map(len, columns), default=0)
     columns = [
         column if len(column) == size else [*column, *[NAN] * (size - len(column))] for column in columns
@@ -269,8 +270,8 @@ def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
 
 
 def own_baselines(store: Store, metric: Metric) -> Column:
-    """The median of each rank's earlier steps, by position in the history; NaN if too few steps are kept. The medians
-    are recomputed only after several more steps, because they change slowly.
+    """For each rank, the median of the metric over earlier steps, in the order of `RankHistory.ranks`; empty if too few
+    steps are kept. The medians are recomputed only after several more steps, because they change slowly.
     """
     history = store.rank_history
 

@@ -17,7 +17,7 @@ from cockpit.data.traffic.traffic import balance, sampled_rows
 
 
 def plain(value: Any) -> Any:
-    """A message as dictionaries by field name (on the wire, a message is an array)."""
+    """A message as nested dictionaries keyed by field name (on the wire, a message is an array)."""
     if isinstance(value, Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
@@ -34,13 +34,13 @@ def to_json(record: Any) -> str:
 
 
 def _escaped(letter: str) -> str:
-    """The JSON escape of a character that msgspec does not escape, such as a C1 control or a direction mark."""
+    """The JSON escape of a character that msgspec does not escape, such as a C1 control or a bidi mark."""
     units = letter.encode("utf-16-be")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def update(message: Update) -> dict[str, Any]:
-    """An update and its kind as a dictionary by field name."""
+    """An update and its kind as a dictionary keyed by field name."""
     return {"kind": type(message).__name__.lower(), **plain(message)}
 
 

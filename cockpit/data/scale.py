@@ -19,7 +19,8 @@ FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 
 class Range(Enum):
-    """How the range of the y axis is derived from the data. The value of a member is the word that the screen shows."""
+    """How the range of the y axis is derived from the data. The value of each enum member is the word that the screen
+    shows."""
 
     AUTO = "auto"  # like FULL, unless a few values would compress the range of all others
     ROBUST = "robust"  # without the outermost values

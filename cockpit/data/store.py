@@ -281,13 +281,13 @@ class Store:
 
     @property
     def steps_done(self) -> int | None:
-        """The number of steps done, counted by the newest summary, whose values are on the screen. Records of ranks may
-        be a step newer."""
+        """The number of steps done up to the newest summary, because the screen shows the values of this summary.
+        Records of ranks may be a step newer."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)
 
     def _counted(self, step: int) -> int:
-        """The number of steps done after the step with number `step`."""
+        """The number of steps that are done once the step with number `step` has ended."""
         hello = next(iter(self.state.hellos.values()), None)
         return step + 1 - (hello.first_step if hello else 0)
 

@@ -17,7 +17,7 @@ Point = tuple[Summary, Mapping[str, float]]  # a step, and its numbers by tag
 
 
 class CurveWriter(Protocol):
-    """Writes steps in the form that another program reads, such as TensorBoard."""
+    """Writes steps in the format of another program, such as TensorBoard."""
 
     def write(self, points: Iterable[Point]) -> int:
         """Write steps in order of arrival, and return the number of values. The same step can occur again

@@ -19,8 +19,8 @@ NONE_FASTER = "no change is likely to make steps faster"
 
 
 def legal_changes(store: Store) -> list[Changes]:
-    """One change for each legal value of each knob that does not change the loss. For a knob with a range, only a few
-    round values in the range are included."""
+    """For each knob that does not change the loss, one change to each of its other legal values. For a knob with a
+    range, only a few round values in the range are included."""
     found = [
         {knob.name: value}
         for knob in value_knobs(store.state.board)

@@ -1,5 +1,5 @@
-"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module
-needs no connection."""
+"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module needs no
+connection to a hub."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Bounds:
         return list(distinct.values())
 
     def changes(self, board: Board | None) -> list[Changes]:
-        """One change for each knob value that is legal and within the bounds, except the current values."""
+        """One change for each value that `legal` returns for a knob, except the knob's current value."""
         return [
             {knob.name: value}
             for knob in value_knobs(board)

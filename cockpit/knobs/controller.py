@@ -1,7 +1,7 @@
 """Controller of the knob board: one method per key.
 
-The controller holds the edits and the preview query; the board only draws them. No method blocks: requests go to the
-source, and their outcome reaches the store later.
+The controller holds the edits and the preview query; the board only draws them. No method blocks: requests are handed
+to the data source, and their outcome reaches the store later.
 """
 
 import uuid
@@ -145,7 +145,7 @@ class BoardController:
 
     @_key
     def take_over(self, changes: Mapping[str, Value]) -> None:
-        """Turn `changes`, such as the hypothetical values of a what-if, into edits. Move the cursor to the first
+        """Turn `changes`, such as the hypothetical values of a what-if, into edits, and move the cursor to the first
         edit."""
         here = rows(self.store)
         for knob in here:
@@ -247,7 +247,7 @@ class BoardController:
 
     @_key
     def start_trial(self) -> None:
-        """Start a trial of the edited knob, which must be the only edit."""
+        """Start a trial of the edited knob. No other knob may have an edit."""
         if not (self._may_change() and self._accept_typed()):
             return
         if why := self._trial_refusal():

@@ -41,7 +41,8 @@ def fit(knob: KnobState, value: Value) -> Value:
 
 
 def split_change(text: str) -> tuple[str, Value]:
-    """Split a typed ``name=value``. Raises ValueError with one sentence if `text` does not have this form."""
+    """Split a typed ``name=value``. Raises ValueError, whose message is one sentence, if `text` does not have this
+    form."""
     name, equals, word = text.partition("=")
     if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
@@ -67,8 +68,8 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate `by` places after `value` (before it if `by` is negative), but at most the last and at least the
-    first candidate."""
+    """The candidate `by` places after `value` (before it if `by` is negative), clamped to the list of candidates; the
+    first candidate if `value` is not in the list."""
     values = candidates(knob)
     if not values:
         return value
@@ -88,8 +89,8 @@ def value_knobs(board: Board | None) -> list[KnobState]:
 
 
 def text_knobs(board: Board | None) -> list[KnobState]:
-    """The knobs whose value is a string with a format of its own, such as `layout`. The string is too long for a row on
-    the screen, so these knobs are changed by commands."""
+    """The knobs whose value is a string with a format of its own, such as `layout`. Such a string is too long for a row
+    on the screen, so these knobs are changed by commands."""
     return [knob for knob in board.knobs if knob.legal.form] if board else []
 
 

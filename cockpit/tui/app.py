@@ -237,7 +237,8 @@ class CockpitApp(TerminalApp):
         await self._opened(self.push_screen(InfoScreen(self.session)))
 
     async def action_runs(self) -> None:
-        """List the runs. A chosen run is opened instead of this run, after a confirmation if that ends this run."""
+        """List the runs. A run that the user chooses is opened instead of this run; if that ends this run, the user
+        must confirm it first."""
         await self._opened(self.open_runs())
 
     def open_runs(self, at: Path | None = None) -> AwaitMount:

@@ -54,7 +54,7 @@ class PromptLine(Protocol):
 
 
 class FilterLine:
-    """The prompt for a filter of ranks. It shows how many ranks match."""
+    """The prompt for a filter of ranks. The prompt shows how many ranks match."""
 
     SIGN: ClassVar[str] = "/"
     ESCAPE: ClassVar[str] = "esc removes the filter"

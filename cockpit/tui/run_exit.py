@@ -17,7 +17,7 @@ SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
 class RunExit:
-    """Handles the exit from a run. `store` and `source` belong to the run that `app` shows."""
+    """Exits the cockpit or switches to another run. `store` and `source` belong to the run that `app` shows."""
 
     def __init__(self, app: TerminalApp, store: Store, source: Source) -> None:
         self._app, self._store, self._source = app, store, source

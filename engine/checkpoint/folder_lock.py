@@ -21,8 +21,8 @@ def lock_folder(
 ) -> Iterator[None]:
     """Lock the folder for this run; create it if it does not exist. Raises RunError if this fails.
 
-    Forked processes inherit the lock. The kernel releases it when the last process of the run ends, even if it is
-    killed. `warn` is called with a message if the file system does not support locks.
+    Forked processes inherit the lock. The kernel releases the lock when the last process of the run ends, even if that
+    process is killed. `warn` is called with a message if the file system does not support locks.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

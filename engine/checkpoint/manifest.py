@@ -24,7 +24,7 @@ class IncompleteError(RefusedError):
 
 
 class OtherFormatError(IncompleteError):
-    """The checkpoint has the format of another engine version, which this version cannot read."""
+    """The checkpoint was written by another engine version, in a format that this version cannot read."""
 
 
 class Applied(Struct, frozen=True):

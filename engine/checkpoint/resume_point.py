@@ -110,9 +110,9 @@ def find_start(
       is a path, start a new run from the newest complete checkpoint at that path.
     - `restarted`: whether torchrun, a scheduler or the engine's launcher may have started the ranks before. If so, the
       run in `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
-    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
-      take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
-      of the run take precedence.
+    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, the values of these keys in
+      `layout` take precedence over the checkpoint's values. In a continued run, such a value takes precedence only if
+      it differs from the value with which the run started.
     - `warn`: called with a message for each skipped checkpoint, and for each knob value of the checkpoint that is not
       legal in `layout`.
     - `damage`: a function that checks the content of a checkpoint. It returns an error message if the checkpoint is
@@ -281,8 +281,8 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those of `values` that are legal in it. For each of the other values, `warn` is called and the
-    layout keeps its own value."""
+    """The layout with those of `values` that are legal in this layout. For each of the other values, `warn` is called
+    and the layout keeps its own value."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

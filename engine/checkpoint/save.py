@@ -153,7 +153,7 @@ class Checkpoints:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """Write the files, complete the checkpoint on rank 0, and share the result. Runs in the background thread."""
+        """Write the files, complete the checkpoint on rank 0, and broadcast the result. Runs in a background thread."""
         start = time.monotonic()
         folder = self.checkpoints_dir / folder_name(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)

@@ -30,7 +30,7 @@ from engine.sharding.fsdp import EMBEDDING, copied, named_parameters, replicated
 
 
 class State:
-    """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the live run, not copies.
+    """Parameters, optimizer state and persistent buffers of a rank. The tensors are those of the live run, not copies.
     Without an optimizer there are only weights and buffers. `embedding_copies`: number of copies of the embedding's
     weight; 2 if a tied head has its own copy."""
 
@@ -113,8 +113,8 @@ class State:
         return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
 
     def factor_name(self, name: str, parameter: nn.Parameter) -> str:
-        """The name under which a checkpoint stores this rank's PowerSGD factor for a parameter. It is the same in all
-        replicas."""
+        """The name under which a checkpoint stores this rank's PowerSGD factor for a parameter. All replicas use the
+        same name."""
         grid, at = self._world.grid, self._world.coords
         position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
         return f"factor.{position}.{name}"

@@ -33,7 +33,7 @@ def module_of(command: str) -> Any:
 
 
 def parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of the command line, with these commands."""
+    """The parser of the command line, with a subparser for each command in `commands`."""
     top = Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
     top.add_argument("--version", action=ShowVersion)
     parsers: argparse._SubParsersAction[Any] = top.add_subparsers(dest="command", parser_class=Parser)

@@ -21,7 +21,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def run_folder(text: str) -> Path:
-    """The path given with --run-dir. An empty text is refused, because as a path it means the current folder."""
+    """The path given with --run-dir. An empty string is refused, because as a path it means the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("an empty name is not legal; legal: the name of a folder")
     return Path(text)

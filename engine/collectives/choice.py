@@ -14,7 +14,7 @@ from engine.planner.timing.measured import similar
 
 
 class Choice:
-    """Chooses and runs the all-reduces of one process group of at least two ranks."""
+    """Chooses an algorithm for each all-reduce of one process group (at least two ranks), and runs it."""
 
     def __init__(self, rows: Sequence[MeasuredCollective], group: ProcessGroup):
         peers = dist.get_process_group_ranks(group)

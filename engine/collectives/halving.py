@@ -5,8 +5,8 @@ pairs (`engine.collectives.parts`): in each pair, the odd rank sends its buffer 
 end the even rank sends back the result.
 
 Halving (reduce-scatter) has log2 p steps. In each step a rank exchanges data with the rank at distance p/2, p/4, ...,
-1: it sends one half of its block, receives its peer's values of the other half, and adds them. Doubling (all-gather)
-runs the same steps in reverse order, without additions.
+1: it sends one half of its block, receives its peer's values of the half that it keeps, and adds them. Doubling
+(all-gather) runs the same steps in reverse order, without additions.
 
 This module has two all-reduce algorithms. Halving-doubling runs halving and then doubling: 2 log2 p steps and 2 (p-1)/p
 n bytes. Recursive doubling exchanges and adds the whole buffer at distance 1, 2, 4, ...: log2 p steps and n log2 p

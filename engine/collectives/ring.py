@@ -2,8 +2,9 @@
 
 Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
 and receives one from the previous rank. In a reduce-scatter it adds the received part to its own, so the sum of part c
-begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the reduced parts around
-the ring. An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
+starts at rank c + 1, passes through the other ranks in ring order, and is complete at rank c. An all-gather passes the
+reduced parts around the ring. An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n
+bytes.
 
 Hierarchical, for P = N r ranks on N nodes: an all-reduce is a ring reduce-scatter inside each node, a ring all-reduce
 of each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes has a buffer of

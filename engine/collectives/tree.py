@@ -1,12 +1,13 @@
 """Naive collectives through rank 0, and the binomial tree.
 
 Naive: rank 0 receives from one rank after the other and adds the buffers in rank order, ((x[0] + x[1]) + x[2]) + ....
-Then it sends the sum to one rank after the other. This takes 2 (P-1) steps, and 2 (P-1) n bytes pass through rank 0.
+Rank 0 then sends the sum to one rank after the other. The whole all-reduce takes 2 (P-1) steps, and 2 (P-1) n bytes
+pass through rank 0.
 
 Tree (Chan et al. 2007, minimum-spanning-tree broadcast and reduce): in the step with distance d = 1, 2, 4, ..., each
-rank a + d, where a is a multiple of 2d, sends its sum to rank a. The result is sent back along the same edges. This
-takes 2 ceil(log2 P) steps of n bytes. The sum over ranks [a, a + 2d) is the sum over [a, a + d) plus the sum over [a +
-d, a + 2d).
+rank a + d, where a is a multiple of 2d, sends its sum to rank a. The result is sent back along the same edges of the
+tree. The whole all-reduce takes 2 ceil(log2 P) steps of n bytes. The sum over ranks [a, a + 2d) is the sum over [a, a +
+d) plus the sum over [a + d, a + 2d).
 """
 
 import torch

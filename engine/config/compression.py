@@ -13,7 +13,7 @@ RANKS = (1, 2, 4, 8, 16, 32, 64)  # values that the knob `compression_rank` offe
 
 @dataclass(frozen=True)
 class CompressionValues:
-    """The compression method and its parameters in one step (in a layout: the keys of [compression])."""
+    """The compression method of one step and its parameters (in a layout: the keys of [compression])."""
 
     method: Method = "none"
     ratio: float = 0.01

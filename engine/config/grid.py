@@ -16,7 +16,8 @@ ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of the axes. Call `refusal` after construction, because the other methods need a legal grid."""
+    """The sizes of the parallel axes. Call `refusal` after construction, because the other methods need a legal
+    grid."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -84,7 +85,7 @@ class Grid:
         }
 
     def rank(self, **at: int) -> int:
-        """The rank at dense coordinates; an omitted axis has coordinate 0."""
+        """The rank with the given coordinates in the dense view; an omitted axis has coordinate 0."""
         rank = 0
         for axis in ORDER:
             rank = rank * getattr(self, axis) + at.get(axis, 0)

@@ -36,7 +36,8 @@ def one_sentence(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML writes it, or its repr. If the repr is too long, its middle is cut out."""
+    """A bool, date or time as TOML writes it, and any other value as its repr. If the repr is too long, its middle is
+    cut out."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, date | time):

@@ -1,8 +1,8 @@
 """The part of a layout that a running job can change: how its ranks share the work. Torch-free.
 
 A change is written as ``section.key=value`` assignments separated by spaces, such as "grid.tp=2 grid.dp_shard=2". The
-text contains every key in KEYS whose value is not the default. The text therefore describes completely how the ranks
-share the work, and applying an earlier text restores the earlier arrangement.
+text contains every key in KEYS whose value is not the default. It therefore fully describes how the ranks share the
+work, and applying an earlier text restores the earlier arrangement.
 """
 
 from collections.abc import Iterator

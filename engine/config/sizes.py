@@ -49,7 +49,7 @@ def mean_keys(seq_len: int, window: int | None = None) -> float:
 
 
 def attention_width(model: Model) -> int:
-    """Multiply-adds of attention per query-key pair, summed over heads: scores and weighted values."""
+    """Multiply-adds of attention per query-key pair, summed over heads: the scores and the weighted sum of values."""
     if model.attention == "gqa":
         return 2 * model.heads * model.head_width
     _, _, nope, rope, v = model.latent

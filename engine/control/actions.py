@@ -4,8 +4,8 @@ from agents.rank.knob_board import Knob, action
 
 
 class RunActions:
-    """Whether an operator has paused or stopped the run. All ranks set these flags at the same step boundary; the
-    trainer reads them."""
+    """The actions pause, resume and stop, and the two flags that they set. All ranks set the flags at the same step
+    boundary; the trainer reads them."""
 
     def __init__(self) -> None:
         self.paused = False

@@ -71,7 +71,7 @@ def _shards(
     experts: nn.Module, optimizer: torch.optim.Optimizer, residuals: Mapping[nn.Parameter, Tensor]
 ) -> Sequence[Tensor]:
     """Parameters of this rank's experts, each followed by its optimizer state and by the residual of its compressed
-    gradient; every tensor is [experts, ...]."""
+    gradient; dimension 0 of every tensor is the index of the expert."""
     shards: list[Tensor] = []
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for _, parameter in sorted(experts.named_parameters()):

@@ -1,5 +1,4 @@
-"""The knobs of a run: names, legal values, help text. Torch-free, because trained and simulated runs have the same
-board.
+"""The knobs of a run: names, legal values, help text. Does not import torch, because simulated runs use the same table.
 
 The caller passes the functions that carry out a change as `Effects`.
 """
@@ -175,8 +174,8 @@ def knob_table(
 
 
 def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
-    """The knobs of gradient compression. A change takes effect in the next step and affects the loss (not
-    loss-neutral)."""
+    """The knobs of gradient compression. A change takes effect in the next step. The knobs are not loss-neutral: they
+    can affect the loss."""
     ranks = sorted({*RANKS, layout.compression.rank})
     legal = {
         "compression": Legal(choices=list(METHODS)),
@@ -204,7 +203,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A numeric knob whose value is in `knob_values`, and whose changes can affect the loss (not loss-neutral)."""
+    """A numeric knob that is not loss-neutral. Its value is stored in `knob_values`."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

@@ -63,8 +63,8 @@ class Profiler:
     No profiler code runs outside the requested steps. A background thread writes the trace.
 
     A trace must not start or stop while a collective runs: when the collective ends, gloo's thread writes the end time
-    into the profiler's event, which `stop` has freed (torch 2.13: SIGSEGV in `onFunctionExit` below `Work::finish`, or
-    silent memory corruption).
+    into the profiler's event, which `stop` has freed. With torch 2.13, the process then gets a SIGSEGV in
+    `onFunctionExit` below `Work::finish`, or its memory is corrupted silently.
     """
 
     def __init__(self, folder: Path, rank: int, grid: Grid, device: torch.device) -> None:

@@ -34,8 +34,8 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Samples of a text for one sequence length, batch size and seed. Besides these, a sample depends only on its
-    sample number."""
+    """A training text divided into samples, for one sequence length, batch size and seed. With these fixed, a sample
+    depends only on its sample number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """`count` samples of a step, beginning with sample number `first` of the step."""

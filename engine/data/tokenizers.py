@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Bytes:
-    """Each byte is a token. A zero byte ends each document; with `text:GLOB`, it also separates the files."""
+    """Each byte is a token. The zero byte is the end-of-document token."""
 
     name: str = "bytes"
     vocab: int = 256
@@ -49,9 +49,9 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document never produces
-    the token that ends a document. `end` is this token or its id; None: the first of ENDS that is in the vocabulary.
-    Raises DataError if the library is missing or the file is not a tokenizer."""
+    """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document never produces the
+    end-of-document token. `end`: the end-of-document token or its id; None: the first of ENDS that is in the
+    vocabulary. Raises DataError if the library is missing or the file is not a tokenizer."""
 
     def __init__(self, path: Path, end: str | int | None):
         if importlib.util.find_spec("tokenizers") is None:

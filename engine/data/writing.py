@@ -29,7 +29,7 @@ class ShardWriter:
     """Writes token shards to the folder `out`. Use it as a context manager, which completes the folder at the end or,
     after an error, removes it.
 
-    A document is never cut between two shards, so a shard may exceed `shard_tokens` by one document. Raises DataError
+    A document is never split across two shards, so a shard may exceed `shard_tokens` by one document. Raises DataError
     if the folder exists or cannot be written.
     """
 

@@ -83,7 +83,7 @@ def visible_blocks(positions: Positions) -> BlockMask:
 
 
 def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Tensor:
-    """Attention under a mask, [B, H, Q, V]; every query attends to at least one key."""
+    """Masked attention, [B, H, Q, V]; every query attends to at least one key."""
     return _attend(q_BHQC, k_BGKC, v_BGKV, mask)[0]
 
 

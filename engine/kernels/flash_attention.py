@@ -53,7 +53,7 @@ def of_equal_width(*tensors: Tensor) -> list[Tensor]:
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Q, V] and log-sum-exp of the scaled scores [B, H, Q]. `causal` needs Q = K."""
+    """Output [B, H, Q, V] and log-sum-exp of the scaled scores [B, H, Q]. `causal` requires Q = K."""
     if not (on_cpu := q_BHQC.device.type == "cpu") and not _cuda_kernel(q_BHQC):
         return plain_forward(q_BHQC, k_BGKC, v_BGKC, causal)
     V, scale = v_BGKC.shape[-1], q_BHQC.shape[-1] ** -0.5

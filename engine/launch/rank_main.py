@@ -56,7 +56,7 @@ def train(
     on_restarted: Callable[[Restarted], None] = lambda _: None,
 ) -> str | None:
     """Train `layout` until its last step, as the rank that `context` describes. If `resume` is given, start from that
-    checkpoint. If an operator has changed the layout, returns the text of the layout in which the run continues, else
+    checkpoint. Returns the text of the layout with which the run continues if an operator has changed the layout, else
     None.
 
     `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
@@ -198,8 +198,9 @@ def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
     """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use the values of rank
-    0, because other ranks might find other values. For example, a rank that starts a second later would choose another
-    name for the run's folder, and another rank may not see the newest checkpoint or may not know that it is damaged.
+    0, because each rank on its own might determine different values. For example, a rank that starts a second later
+    would choose another name for the run's folder, and another rank may not see the newest checkpoint or may not know
+    that it is damaged.
     """
     if context.rank == LEADER:
         found = layout, checkpoints_dir, resume, context.run_dir

@@ -254,7 +254,7 @@ def _work(
     device: str,
     callbacks: Callbacks,
 ) -> None:
-    """The work of one rank: train, and inform the launcher if the run continues in another layout."""
+    """The work of one rank: train, and inform the launcher if the run continues with another layout."""
     with without_collections():  # under torchrun and Slurm, this imports torch
         from engine.launch.rank_main import train
 

@@ -1,4 +1,4 @@
-"""Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
+"""Clocks of the meter: wall time on the CPU; CUDA events on a GPU, where the host runs ahead of the device.
 
 A clock records marks and passes the seconds between two marks to a callback. On the CPU the callback is called
 immediately. On a GPU the callback is called later, when the GPU has passed both marks, so the host does not wait.

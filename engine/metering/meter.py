@@ -3,8 +3,8 @@
 *Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
 total, a rank sends 2 (P-1)/P n in an all-reduce, (P-1)/P n in a reduce-scatter, (P-1) n_local in an all-gather, only
 the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). These formulas are
-evaluated in `engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to
-completion of collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a
+evaluated in `engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from the start
+of a collective to its completion. `Lane.exposed_ms` is the part of this time in which the rank waits: all of it for a
 blocking collective, less for a collective that overlaps with computation. Actions and collectives are timed with the
 device's clock (`engine/metering/clocks.py`), phases with the host's wall time.
 """
@@ -161,7 +161,8 @@ class Meter:
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
         """Context manager that keeps `operation` at `text`, even if a collective sets another operation. Used during a
-        pause: a paused run polls for commands with collectives, which would otherwise be shown as the operation."""
+        pause: a paused run uses collectives to poll for commands, and these would otherwise be shown as the
+        operation."""
         self._override = text
         yield
         self._override = ""

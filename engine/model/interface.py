@@ -100,13 +100,13 @@ class Implementation(Protocol):
         layout."""
 
     def multiply_adds(self, model: Model, layer: int | None) -> float:
-        """Multiply-adds per token in the forward pass of a layer, without routed experts, or of the head if `layer` is
-        None; NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
+        """Multiply-adds per token in the forward pass of layer `layer` without its routed experts; of the head if
+        `layer` is None; NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
 
 
 def implementation_of(model: Model) -> Implementation:
-    """The implementation that `model.implementation` names. Imports its module, which runs the module's code. Raises
-    LayoutError if it cannot be imported or is not an `Implementation`."""
+    """The implementation that `model.implementation` names. Imports the module that contains it, which runs the
+    module's code. Raises LayoutError if the import fails or the result is not an `Implementation`."""
     return _load(model.implementation)
 
 

@@ -82,8 +82,8 @@ class LatentAttention(nn.Module):
         return scatter_sequence(linear(out_BHSV.transpose(1, 2).flatten(2), self.o), self.tp)
 
     def gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For the whole cp slice: the input of the queries' (up-)projection, the latent of keys and values, and the
-        rotary key before rotation."""
+        """For the whole cp slice: the input of the queries' projection, the latent of keys and values, and the rotary
+        key before rotation."""
         latent, key = torch.split(linear(x_BsD, self.kv_down), [self.kv_rank, self.rope_dim], -1)
         queries = x_BsD if self.q_down is None else self.q_norm(linear(x_BsD, self.q_down))
         parts = queries, self.kv_norm(latent), key

@@ -37,7 +37,7 @@ def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, m
 
     With P multi-token prediction layers, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss of
     these layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv 2412.19437, eq. 24 and 25).
-    The backward pass adds its gradient, but the returned loss does not include it.
+    The backward pass adds the gradient of this loss, but the returned value does not include it.
     """
     if targets.ndim == 2:
         return cross_entropy(logits_BSV, targets, tp) * scale

@@ -1,8 +1,8 @@
 """Recompute (activation checkpointing): runs a part of a layer without saving the part's activations, and runs the
 part's forward pass again during the backward pass.
 
-`TransformerBlock.forward` in `engine/model/transformer.py` chooses the part according to the knob `recompute`: nothing
-(`none`), the attention (`selective`) or the whole layer (`full`).
+`TransformerBlock.forward` in `engine/model/transformer.py` chooses the part to recompute according to the knob
+`recompute`: nothing (`none`), the attention (`selective`) or the whole layer (`full`).
 """
 
 from collections.abc import Callable

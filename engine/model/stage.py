@@ -22,9 +22,9 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Prediction(nn.Module):
-    """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). It combines the hidden state
-    of the previous module, [B, s, D], with the embedding of a further token, [B, s, D], and applies one block to the
-    result.
+    """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). The module combines the
+    hidden state of the previous module, [B, s, D], with the embedding of a further token, [B, s, D], and applies one
+    block to the result.
 
     The projection `joint` is replicated over tp; each tp rank applies it to its slice of the sequence.
     """

@@ -89,8 +89,8 @@ class TransformerBlock(Block):
         return out
 
     def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """The MLP or the experts, with the norm before and the residual connection. `cache` stores the routing for a
-        recomputed forward pass."""
+        """The MLP or the experts, with the norm before them and the residual connection. `cache` stores the routing for
+        a recomputed forward pass."""
         h = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out

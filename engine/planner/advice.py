@@ -151,10 +151,9 @@ def _bubble_sentence(evidence: Evidence) -> str:
 def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
-    """Rank the candidates that are likely to make steps faster: first those whose minimum gain is above 0, by this
-    gain, then the undecided ones by their likely gain. `refuted`: changes that brought no gain in a trial in this run,
-    with the measured outcome.
-    """
+    """Rank the candidates that are likely to make steps faster: first those whose minimum gain is above 0, sorted by
+    that gain, then the undecided ones, sorted by their likely gain. `refuted`: changes that brought no gain when this
+    run tried them, with the measured outcome."""
     ranked, left_out, unknown = [], [], []
     for one in candidates:
         measured = next((text for changes, text in refuted if changes == one.changes), None)

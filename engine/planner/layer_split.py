@@ -71,8 +71,8 @@ def _best_split(
 ) -> tuple[float, list[range]]:
     """The minimum cost over all splits, and the split with this cost. `join` combines the stage weights of a split into
     its cost. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
-    programming: for one stage after another, it tries every layer as the first layer of the stage. If several of them
-    give the same cost, it chooses the last one."""
+    programming: for one stage after another, it tries every layer as the first layer of the stage. If several layers
+    give the same cost, the last of them is chosen."""
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.
     best = join(np.zeros(layers + 1), stage_weight[:, 0])

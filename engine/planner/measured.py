@@ -9,7 +9,8 @@ BLOCK = 10  # number of steps in a block, whose mean counts as one measurement
 
 @dataclass(frozen=True)
 class Times:
-    """Step times in seconds, in chronological order. `block`: number of steps in a block."""
+    """Step times in seconds, in chronological order. `block`: number of consecutive steps whose mean counts as one
+    measurement."""
 
     steps: Sequence[float]
     block: int = BLOCK

@@ -33,7 +33,8 @@ def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_ba
 
 
 class _Acts:
-    """Builds the turns of a rank. Each kind of action processes the micro-batches of a stage in order."""
+    """Builds a rank's list of turns (see `Turn`). The actions of one kind on one stage are in the order of their
+    micro-batches."""
 
     def __init__(self, micro_batches: int | None = None):
         self.turns: list[Turn] = []
@@ -275,6 +276,6 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """Key of the action's output, by which the receiving action finds it. I and B send the same input gradient, so both
+    """Key under which the receiving action looks up this action's output. I and B send the same input gradient, so both
     use B as the kind in the key."""
     return act._replace(kind="B") if act.kind == "I" else act

@@ -1,7 +1,7 @@
 """The planner's entry point: predicts the memory of a layout and, with a hardware description, its step time.
 
-To predict the effect of a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again. A call
-of `what_if` takes a few milliseconds.
+To predict the effect of a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again.
+Calling `what_if` takes a few milliseconds.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ UNKNOWN_TIME = "unknown without a machine: give --hardware NAME or FILE, or [har
 @dataclass(frozen=True)
 class WhatIf:
     """The predicted memory, traffic and step time of a job. `bytes`: bytes that rank 0 sends in a step, by axis. `time`
-    is None without hardware."""
+    is None if no hardware is given."""
 
     job: Job
     memory: MemoryPlan

@@ -45,7 +45,8 @@ MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=2
 
 @dataclass(frozen=True)
 class Kernels:
-    """Rates of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank reaches."""
+    """The measured speed of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank
+    reaches."""
 
     peak: float  # FLOP/s of a large square matmul
     memory_bandwidth: float  # bytes/s
@@ -68,7 +69,7 @@ class OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Calls:
-    """The operations to time on a rank, and the rates that follow from their times."""
+    """The operations that are timed on a rank, and the rates that follow from their times."""
 
     def __init__(self, layout: Layout, device: torch.device, short: bool = False):
         kind, dtype = device.type, DTYPES[layout.train.precision]
@@ -132,9 +133,9 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the small model `MIDDLE`, whose measured time is `seconds`. The time of the
-    pointwise work is estimated as `seconds` minus the time of matmuls, attention and dispatches, but at least a tenth
-    of `seconds`."""
+    """Bytes/s of the pointwise work in the small model `MIDDLE`; `seconds` is the measured time of its forward pass,
+    loss and backward pass. The time of the pointwise work is estimated as `seconds` minus the time of matmuls,
+    attention and dispatches, but at least a tenth of `seconds`."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

@@ -62,7 +62,7 @@ WORK = Call("", "work between", 0)
 def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
     """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at the same time.
 
-    On a CPU, each call first computes a matmul. In a training step too, collectives follow computation, and ranks that
+    On a CPU, each call first computes a matmul. In a training step, collectives also follow computation, and ranks that
     share cores reach a collective at different times. `WORK` is the matmul alone; `fitted` subtracts its time.
     """
     work = _work() if world.device.type == "cpu" else None

@@ -96,8 +96,9 @@ def describe(
     found: Kernels,
     collectives: tuple[MeasuredCollective, ...],
 ) -> Hardware:
-    """The hardware description from the measured rates. For a known GPU, the peak comes from its data sheet, and the
-    measured rate is stored as a share of it; otherwise the peak is the rate that a large matmul reached."""
+    """Build the hardware description from the measured rates. If the GPU's data sheet is known and gives a higher rate
+    than the measured one, the peak is the data sheet's rate, and the measured rate is stored as a share of it;
+    otherwise the peak is the rate that a large matmul reached."""
     precision, cpu = layout.train.precision, device.type == "cpu"
     sheet = matmul_peak(device, precision)
     peak = sheet if sheet and sheet > found.peak else found.peak
@@ -137,9 +138,9 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """A level of links within a machine and a level between machines, each only if collectives were measured on it. The
-    planner uses these links for layouts whose collectives were not measured. Latency and bandwidth are medians over the
-    measured collectives."""
+    """The links within a machine and the links between machines, each as one level. A level on which no collective was
+    measured is left out; if both are, one level with assumed values is returned. The planner uses these links for
+    layouts whose collectives were not measured. Latency and bandwidth are medians over the measured collectives."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []

@@ -22,8 +22,8 @@ PRELOAD = ("torch", "torch.distributed", "engine.probe.measure")
 def run_probe(
     layout: Layout, *, device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> tuple[int, Hardware | None]:
-    """Measure the machine with the ranks of `layout`. Returns the exit status and the hardware description. Under
-    torchrun or Slurm, only the process of rank 0 returns a description.
+    """Measure the machine's speed with as many ranks as `layout` has. Returns the exit status and the hardware
+    description. Under torchrun or Slurm, only the process of rank 0 returns a description.
 
     If torchrun or Slurm started this process, it is itself a rank; otherwise the ranks are forked from it. After Ctrl-C
     or SIGTERM, the ranks end cleanly and no description is returned. Raises LayoutError or RunError, with a

@@ -1,15 +1,15 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
-Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the whole latent and the
-rotated shared key on each tp rank. The latent and the key have r + R elements per token and layer, for all heads
+Grouped-query attention caches the keys and values of this tp rank's heads. Latent attention caches the whole latent and
+the rotated shared key on each tp rank. The latent and the key have r + R elements per token and layer, for all heads
 together.
 
 Sequence parallelism is used, so the tokens of a pass are padded to a multiple of tp. The padding follows the new
 tokens; it is removed before attention and is not cached.
 
 Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens (with padding) of this rank's slice, D
-model, H query heads and G key heads of this tp rank, C head dimension of queries and keys, N of their non-rotary part,
-R of their rotary part, V head dimension of values, r elements of the latent.
+model width, H query heads and G key heads of this tp rank, C head dimension of queries and keys, N of their non-rotary
+part, R of their rotary part, V head dimension of values, r elements of the latent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,8 +89,8 @@ class KeyValueCache:
         self.stored = torch.zeros(shape, dtype=dtype, device=rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
-        """Attention of `count` new tokens from position `start` over all positions so far, [B, s, D]. Caches their
-        keys and values."""
+        """Attention of `count` new tokens from position `start` over all positions so far, [B, s, D]. Caches the keys
+        and values of the new tokens."""
         attention, end = self._attention, start + count
         x_BSD = gather_sequence(x_BsD, attention.tp)
         heads = attention.heads(x_BSD[:, :count], self._rope[:, start:end])
@@ -110,7 +110,7 @@ class LatentCache:
 
     The first pass expands keys and values of all heads, as training does. Later passes work on the latents: the
     up-projection of keys is applied to the queries, and the up-projection of values is applied to the output
-    (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements of each position instead of H (C + V).
+    (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements per position instead of H (C + V).
     """
 
     def __init__(self, attention: LatentAttention, rope: Tensor, batch: int, dtype: torch.dtype):

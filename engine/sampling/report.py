@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """`cache_bytes`: the size of the caches of all ranks; `formula`: their size by the planner's formula."""
+    """`cache_bytes`: the size of the caches of all ranks; `formula`: the size that the planner's formula gives for
+    them."""
 
     done: "Generated"
     cache_bytes: int

@@ -51,9 +51,9 @@ class Shards:
     Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage,
     because small steps are 10 % faster without FSDP.
 
-    The ZeRO stage determines when units are gathered and reduced, and can change between steps. In ZeRO stages
-    0 and 1, units are gathered and reduced once per step. In ZeRO stage 2 they are gathered once per step and, without
-    a pipeline, reduced for each micro-batch. In ZeRO stage 3 they are gathered at each use.
+    The ZeRO stage determines when units are gathered and reduced, and can change between steps. In ZeRO stages 0 and 1,
+    units are gathered and reduced once per step. In ZeRO stage 2, units are gathered once per step and, without a
+    pipeline, reduced for each micro-batch. In ZeRO stage 3, units are gathered at each use.
 
     Parameters in `unfilled` are on the meta device. The constructor allocates these parameters and fills them with
     their initial values, shard by shard.
@@ -163,8 +163,8 @@ class Shards:
                 parameter.grad = None
 
     def accumulate(self) -> None:
-        """Accumulate the weight gradients of a split backward pass in the reduction dtype. Call it after each such
-        pass."""
+        """Accumulate the weight gradients of a split backward pass in the reduction dtype. Call this method after each
+        split backward pass."""
         if self._policy.reduce_dtype:
             for unit in self._units:
                 unit.accumulate()
@@ -206,8 +206,8 @@ def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
 
 
 def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Parameters that are replicated over tp, so that each tp rank has a gradient for only its slice of the sequence:
-    norms, routers, shared experts."""
+    """Parameters that are replicated over tp, so that each tp rank has only the part of the gradient that comes from
+    its slice of the sequence: norms, routers, shared experts."""
     experts = is_expert(stages)
     for name, parameter in named_parameters(stages):
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())

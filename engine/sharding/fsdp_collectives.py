@@ -2,8 +2,8 @@
 
 On gloo the collectives are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits
 for a reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps the collectives on its own CUDA streams. If
-FSDP2 requests `async_op`, it calls a collective on the compute stream, and waits for the returned work when the unit
-runs. Without `async_op`, no work is returned: if a work were returned, FSDP2 would not wait for its own streams.
+FSDP2 requests `async_op`, it calls a collective on the compute stream, and waits for the returned `Work` when the unit
+runs. Without `async_op`, no `Work` is returned: if one were returned, FSDP2 would not wait for its own streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """Base of the custom collectives that FSDP2 calls, with the method by which FSDP2 allocates their buffers. (torch
-    does not export its own base class.)"""
+    """Base of the custom collectives that FSDP2 calls, with the method by which FSDP2 allocates their buffers. torch
+    has such a base class, but does not export it."""
 
     def __init__(self, axis: Axis):
         self.axis = axis

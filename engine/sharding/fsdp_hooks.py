@@ -1,8 +1,9 @@
 """Reductions of FSDP2 gradients: over the ranks of a replica, over micro-batches, and over the replicas.
 
 FSDP2 (torch 2.13) reduces a unit in two calls: first a custom reduce-scatter from a flat gradient into a flat `output`,
-then the all-reduce hook with that `output`. The gradients of the unit become views of `output`. FSDP2 does not read
-their values at that point (it does not convert the dtype and does not divide), so `output` may be filled later.
+then the all-reduce hook with that `output`. The gradients of the unit become views of `output`. At that point FSDP2
+does not read the values of the gradients (it does not convert the dtype and does not divide), so `output` may be filled
+later.
 
 On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for it before it
 uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and
@@ -23,7 +24,8 @@ from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
 
 class FsdpUnit:
-    """An FSDP unit: modules whose parameters FSDP2 gathers and reduces together, over one axis."""
+    """An FSDP unit: modules whose parameters FSDP2 gathers together, and whose gradients it reduces together, over one
+    axis."""
 
     def __init__(self, module: FSDPModule, axis: Axis, reductions: "GradientReductions"):
         self.module = module
@@ -71,8 +73,8 @@ class FsdpUnit:
 
     def forget_forwards(self) -> None:
         """Forget the forward passes since the last backward pass. FSDP2 records forward passes in order to prefetch
-        units in the backward pass. Without this call, it would also prefetch for forward passes that have no backward
-        pass."""
+        units in the backward pass. Without this call, FSDP2 would also prefetch for forward passes that have no
+        backward pass."""
         for group in param_groups(self.module):
             group._post_forward_indices.clear()
             group.comm_ctx.post_forward_order.clear()
@@ -103,7 +105,8 @@ class GradientReductions:
         self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat sums of the gradients of earlier micro-batches
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward pass that reduces gradients: store the gradients of the previous backward pass."""
+        """Prepare for a backward pass that reduces gradients: finish the reductions of the previous backward pass, and
+        add their gradients to the sums over the earlier micro-batches."""
         while self._unfinished:
             self._store()
         self._last = last

@@ -132,7 +132,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for a model in a single stage: runs one micro-batch after another."""
+    """The plan for a run with a single pipeline stage: one micro-batch after another."""
 
     def __init__(
         self,
@@ -164,8 +164,8 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for a pipeline of several stages: runs a schedule of `torch.distributed.pipelining`. A stage's gradients
-    are reduced after the stage's last backward pass."""
+    """The plan for a run with several pipeline stages: a schedule of `torch.distributed.pipelining`. A stage's
+    gradients are reduced after the stage's last backward pass."""
 
     def __init__(
         self,

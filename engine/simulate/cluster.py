@@ -45,13 +45,13 @@ class Cluster:
         return -(-self.world // self.ranks_per_node)
 
     def slowest(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[pipeline rank, block]: the maximum over the ranks of each block. `factor` is [rank]."""
+        """The maximum of `factor` [rank] over the ranks of each block: [pipeline rank, block]."""
         most = np.zeros((self.grid.pp, self.blocks))
         np.maximum.at(most, (self.pp, self.block), factor)
         return most
 
     def of_ranks(self, by_block: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The value of each rank's block: [rank] from [pipeline rank, block]."""
+        """Convert values per block, [pipeline rank, block], to values per rank, [rank]."""
         found: NDArray[np.float64] = by_block[self.pp, self.block]
         return found
 

@@ -134,7 +134,8 @@ class Simulator:
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned
 
     def step(self, step: int, revision: int, knobs: Changes, time_s: float) -> Simulated:
-        """Compute `step` under the values in force. `revision`, `knobs` and `time_s` are only copied to the summary."""
+        """Compute `step` under the knob values in force. `revision`, `knobs` and `time_s` are only copied to the
+        summary."""
         cluster = self.cluster
         conditions = self.machines.at(step)
         routed = self.router.route(step, self.values) if self.router else None

@@ -33,7 +33,7 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
     The forward pass sends each row to its expert and returns the output. The backward pass exchanges the same number of
     rows, and so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row takes two hops,
-    and the first hop stays within its group of `ep_inner` ranks.
+    and the first hop stays within the sender's group of `ep_inner` ranks.
     """
     ep = job.grid.ep
     to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank

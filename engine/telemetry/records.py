@@ -67,7 +67,7 @@ class StepRecords:
         return Peers(self._world.rank, step, sent)
 
     def timeline(self, readings: Readings, step: int) -> Timeline:
-        """Times of every action of this rank's pipeline in a step."""
+        """Start and end times of this rank's pipeline actions in a step."""
         actions = [
             Action(
                 "B" if span.kind == "I" else span.kind,

@@ -1,7 +1,7 @@
 """Summarises a step of the whole job from the measurements of all ranks.
 
 Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. The summary
-is therefore one step late, and no step waits for it. The summary needs no hub.
+is therefore one step late, and no step waits for it. Summaries are computed even if there is no hub.
 """
 
 import math

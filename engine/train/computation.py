@@ -111,7 +111,7 @@ class Computation:
 
     @property
     def placement(self) -> dict[int, Map]:
-        """The expert map of each MoE layer on this rank."""
+        """The expert placement of each MoE layer on this rank, as a map that lists the expert in each slot."""
         return {number: layer.placement.logical for number, layer in moe_layers(self.stages).items()}
 
     def learning_rate(self, step: int) -> float:

@@ -12,7 +12,8 @@ from engine.train.computation import Computation
 
 @contextmanager
 def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterator[None]:
-    """Context manager for forward passes without gradients, which do not affect training. Collective on entry and exit.
+    """Context manager for forward passes that compute no gradients and do not affect training. Collective on entry and
+    exit.
 
     The weights are gathered as for a training step. If the run keeps averaged weights, these are used instead of the
     current weights. Meter readings are kept separate from those of the step. Inside the context, knobs have the values

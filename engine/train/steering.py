@@ -87,7 +87,8 @@ class Steering:
         return KnobState(values, self.board.revision, list(self.vote.history))
 
     def continue_from(self, manifest: Manifest) -> None:
-        """Set revision and history from a restored checkpoint. The layout already has the checkpoint's knob values."""
+        """Take over the revision and the history of changes from a restored checkpoint. The layout already has the
+        checkpoint's knob values."""
         self.board.revision = manifest.revision
         self.vote.history += manifest.history
 

@@ -18,8 +18,8 @@ from engine.train.evaluation import evaluation
 
 
 class Validation:
-    """Measures the loss on the same sequences each time. The constructor is collective: it compares the texts of all
-    ranks."""
+    """Measures the loss on the same sequences each time. The constructor is collective: it checks that all ranks have
+    read the same validation text."""
 
     def __init__(self, layout: Layout, computation: Computation, meter: Meter):
         self._layout, self._computation, self._meter = layout, computation, meter

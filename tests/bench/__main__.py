@@ -1,4 +1,4 @@
-"""`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
+"""`make bench`: runs the benchmarks of docs/measurements.md and prints their results. Nothing is asserted.
 
 python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter benchmark (plan, scale, screens, simulate, hour);
 --memory: only the hub's memory (scale); --relays: only the loads with relays (scale); --pairs: also list the pairs that

@@ -58,7 +58,8 @@ class Fit:
     factors: Mapping[str, float]
 
     def factor(self, release: str) -> float:
-        """The factor on the step times of a release; for a release without rows, the geometric mean of all factors."""
+        """The factor that multiplies the predicted step times of a release; for a release without rows, the geometric
+        mean of all factors."""
         mean = exp(float(np.mean(np.log([*self.factors.values()]))))
         return self.factors.get(release, mean)
 

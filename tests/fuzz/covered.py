@@ -33,7 +33,8 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """Maps the file of each module that was entered to its executed lines and to all lines of its functions."""
+    """Maps the source file of each executed module to two sets of lines: those that were executed, and those of all
+    functions in the module."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -91,7 +91,7 @@ class Files:
             opened.close()
 
     def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """Create a database with `tables`; the rows of the input are distributed to the tables in turn."""
+        """Create a database with `tables`, and insert the rows of the input into them in round-robin order."""
         path = self._folder / "run" / runs.RECORD_FILE
         data = path.read_bytes()
         for beside in ("", "-wal", "-shm"):

@@ -21,7 +21,8 @@ class Frame:
 
 
 class Socket:
-    """A fake socket of any type. `refuses`: number of sends that fail first, as if the queue were full."""
+    """A fake socket of any type. `refuses`: the errno values with which the next sends fail, such as EAGAIN for a full
+    queue."""
 
     def __init__(self, kind: int) -> None:
         self.kind = kind

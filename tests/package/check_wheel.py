@@ -2,7 +2,7 @@
 
     python -m tests.package.check_wheel DIST
 
-A command that fails, or does not print what it should, ends the check with its output.
+If a command fails or does not print the expected text, the check stops and prints the command's output.
 """
 
 import json
@@ -113,7 +113,7 @@ def check_demo(installed: Installed) -> None:
 
 
 def _steps(installed: Installed) -> int:
-    """The newest step of the live run; 0 if there is none yet."""
+    """The latest step of the live run; 0 if there is none yet."""
     process = installed.start("cockpit", "snapshot", "--json")
     text = process.communicate()[0]
     summary = None if process.returncode else json.loads(text)["summary"]

@@ -1,5 +1,5 @@
-"""Runs programs that need torch as forks of one process that has already imported it. The import takes three seconds of
-CPU time, and dozens of tests start such programs.
+"""Runs programs that need torch as forks of one process that has already imported torch. Importing torch takes three
+seconds of CPU time, and dozens of tests start such programs.
 
 `Program` has the interface of `subprocess.Popen`, and `run` that of `subprocess.run`, as far as these tests need them.
 A program is a process of its own, with its own session, arguments, environment, output and exit status.

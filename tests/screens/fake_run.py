@@ -223,8 +223,8 @@ class FakeRun:
         return Timeline(rank, step, 320.0 + late, actions)
 
     def _peers(self, rank: int, step: int) -> Peers:
-        """The bytes that a rank sends to each peer in the all-to-all: about 512 KiB in total, nearly even without a hot
-        peer."""
+        """The bytes that a rank sends to each peer in the all-to-all: about 512 KiB in total. The hot peer, if there is
+        one, gets about three times as much as each other peer."""
         first = rank - self.coords(rank)["ep"]
         group = [peer for peer in range(first, first + self.ep) if peer != rank]
         weight = {

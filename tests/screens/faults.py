@@ -100,7 +100,8 @@ MODES = (
 
 
 def picture_faults(app: CockpitApp, colours: Colours) -> Iterator[str]:
-    """What is wrong with the picture that the terminal shows. The screen below a dialog may be hard to read."""
+    """Yield the faults of the picture that the terminal shows. The colours of a screen below a dialog are not
+    checked."""
     width, height = app.size
     strips = app.screen._compositor.render_strips()
     if len(strips) != height:

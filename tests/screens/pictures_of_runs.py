@@ -2,7 +2,7 @@
 
     python -m tests.screens.pictures_of_runs [FOLDER]      (default docs/pictures; about two minutes)
 
-The runs train parts of the demo, so the numbers differ a little from machine to machine.
+The runs train a smaller variant of the demo layout, so the numbers differ a little from machine to machine.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Confidence interval for the ratio between the step times after and before a change.
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
-ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into at
-most `BATCHES` blocks of consecutive steps. The means of blocks are far less correlated (batch means, Law and Carson
-1979). The interval is Welch's interval for the difference of two means (1947).
+ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into
+blocks of consecutive steps: at least `BATCHES` blocks, or one block per step if the window has fewer steps. The means
+of blocks are far less correlated (batch means, Law and Carson 1979). The interval is Welch's interval for the
+difference of two means (1947).
 """
 
 import math
@@ -62,8 +63,8 @@ def student(share: float, freedom: float) -> float:
 
 
 def _batch_means(times: Sequence[float]) -> list[float]:
-    """The mean logarithm of each block of steps. All blocks have the same size; the oldest steps, which do not fill a
-    block, are omitted.
+    """The mean of the logarithms of the step times in each block. All blocks have the same size; the oldest steps,
+    which do not fill a block, are omitted.
     """
     size = max(1, len(times) // BATCHES)
     logs = [math.log(t) for t in times[len(times) % size :]]

@@ -30,7 +30,7 @@ _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 class Journal:
     """The queues between the hub and the thread that writes the file. `failure`: why the file could not be opened.
-    While it is set, every insert fails with this reason; `take_reopened` resets it.
+    While `failure` is set, every insert fails with this reason; `take_reopened` resets it.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """

@@ -195,6 +195,6 @@ class JournalFile:
         return Written(entry)
 
     def _prune(self) -> None:
-        """Delete the oldest rejected proposals and trials."""
+        """Delete the oldest trials and the oldest rejected proposals."""
         self._db.execute(PRUNE, (REFUSED_KEPT,))
         self._db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))

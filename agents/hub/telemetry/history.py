@@ -1,5 +1,5 @@
-"""Restores the history of a run after a hub restart: its curve and its events. (Commands and trials come from the
-journal; alerts are detected again.)
+"""Restores the history of a run after a hub restart: its training curve and its events. (Commands and trials come from
+the journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
 which part belongs to the current run. If the leader is the same process as before, the whole history belongs to the

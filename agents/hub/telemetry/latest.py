@@ -95,8 +95,8 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed. Each record is packed with its current value when it is yielded. Without
-        `ranks`, per-rank records are left out.
+        """The changes after `seq`, packed. Each record is packed with its current value at the time when the record is
+        yielded. Without `ranks`, per-rank records are left out.
         """
         updates = []
         for number, packed, thin in reversed(self._updates):

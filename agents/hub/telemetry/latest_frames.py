@@ -8,8 +8,8 @@ from agents.transport.frame_filling import FrameFiller
 
 
 class LatestFrames:
-    """The changes after sequence number `since`, in frames. Each frame contains the newest state at the time when it is
-    built.
+    """The changes after sequence number `since`, in frames. Each frame contains the newest state at the time when the
+    frame is built.
 
     Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
     frame gets all changes after `since` again.

@@ -54,7 +54,7 @@ class Connection:
 
 class Membership:
     """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
-    After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets them again."""
+    After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets both again."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -105,8 +105,8 @@ class Membership:
         return None
 
     def _forget_ranks(self) -> None:
-        """Forget the ranks of an earlier start. If one of them still sends, the hub requests its hello and then refuses
-        it.
+        """Forget the ranks from before a restart of all ranks. If such a rank still sends, the hub requests its hello
+        and then refuses it.
         """
         self._ranks, self._leader = {}, None
         self._connections = {

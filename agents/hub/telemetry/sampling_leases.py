@@ -59,7 +59,7 @@ class SamplingLeases:
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
         their connections. Ranks behind one relay share a message, so that the messages do not fill the socket's send
-        queue: ZeroMQ drops messages to a full queue.
+        queue: ZeroMQ drops messages when this queue is full.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:

@@ -99,7 +99,7 @@ class Subscribers:
         return None
 
     def serve(self, now: float) -> bool:
-        """Send all clients their due frames; returns True if there is more to send."""
+        """Send all clients the frames that are due; returns True if there is more to send."""
         more = False
         for identity, client in list(self._clients.items()):
             if now - client.heard_s > FORGOTTEN_AFTER_S:
@@ -109,7 +109,7 @@ class Subscribers:
         return more
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send one client its due frames; returns True if there is more to send."""
+        """Send one client the frames that are due; returns True if there is more to send."""
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:

@@ -47,8 +47,8 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Publish `update` under the next sequence number. Raises WireError, without using up the number, if the update
-        is too large for a frame.
+        """Publish `update` under the next sequence number. Raises WireError if the update is too large for a frame; the
+        number then remains unused.
         """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
@@ -61,7 +61,7 @@ class UpdateLog:
         self._keep([packed], len(packed))
 
     def publish_records(self, records: Skimmed) -> None:
-        """Publish small records of ranks under the next numbers."""
+        """Publish small records of ranks under the next sequence numbers."""
         self.newest.add_records(self.seq + 1, records)
         self._keep(records.packed, sum(map(len, records.packed)))
 

@@ -47,8 +47,8 @@ class ExpertLoad:
         return {} if own is None else self._by_layer(self._ranks.sum(own))
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step. Small loads are summed in the exchange that ends
-        the step anyway; for larger ones this call is a collective.
+        """Report the load of each layer over all ranks in this step. Small loads are summed with the exchange at the
+        end of the step; larger loads are summed in this call, which is then a collective.
         """
         own = self._own(report.number)
         if own is None:

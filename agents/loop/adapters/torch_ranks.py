@@ -62,7 +62,8 @@ class TorchRanks:
 
     def await_others(self) -> None:
         """On rank 0, wait until the other ranks have called this too, at most `LEAVE_S`: they have then sent their last
-        acks. The other ranks do not wait. Not collective: the ranks meet in the store of their process group.
+        acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the store of the
+        process group.
         """
         with suppress(Exception):  # another rank may have failed, or the launcher may have ended
             keys = [f"cockpit/{self._group.group_name}/{rank}" for rank in range(self.world)]

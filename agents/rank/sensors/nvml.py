@@ -127,7 +127,7 @@ def _entries(visible: str) -> Sequence[str]:
 
 
 def _by_prefix(nvml: Any, every: Sequence[Any], entry: str) -> Any:
-    """The device of an entry of CUDA_VISIBLE_DEVICES: a UUID or a unique prefix of one."""
+    """The device that an entry of CUDA_VISIBLE_DEVICES names by its UUID or by a unique prefix of its UUID."""
     if entry.startswith("GPU-"):
         found = [one for one in every if _text(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
         if len(found) == 1:

@@ -59,7 +59,7 @@ class Reader:
 
 
 def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
-    """Open the GPU; None without nvidia-ml-py, a driver or the device."""
+    """A reader of the GPU; None if nvidia-ml-py, the driver or the device is missing."""
     try:
         return Gpu(importlib.import_module(module), device, os.environ)
     except Exception:  # noqa: BLE001 - not installed, no driver, no device, or another module of that name

@@ -51,9 +51,8 @@ class StepLoss:
 
 class Losses:
     """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
-    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If
-    `backward` was not called since then, the losses of the previous optimizer's step are used.
-    """
+    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If there
+    are none, the losses of the previous optimizer step are used."""
 
     def __init__(self) -> None:
         self._since: list[Scalar] = []

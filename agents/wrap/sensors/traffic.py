@@ -98,9 +98,9 @@ class StepTraffic:
             self._bytes[axis] = self._bytes.get(axis, 0) + sent_bytes
 
     def waited(self, axis: str | None, seconds: float) -> None:
-        """Add time that the training thread waited for a collective. `axis` is None in `Work.wait`, because an earlier
-        call launched the collective. Its time then counts for the axis of this step's traffic if there is exactly one
-        such axis, else for `OTHER`."""
+        """Add the time for which the training thread waited for a collective. `axis` is None in `Work.wait`, because an
+        earlier call launched the collective. The time then counts for the only axis in this step's traffic or, if there
+        are several axes or none, for `OTHER`."""
         axis = axis or (next(iter(self._bytes)) if len(self._bytes) == 1 else OTHER)
         self.add(axis, 0)
         self._s[axis] = self._s.get(axis, 0.0) + seconds

@@ -1,8 +1,8 @@
 """Runs at the start of each Python process of a wrapped command, in place of the user's sitecustomize, and then runs
 the user's sitecustomize.
 
-Uses only the standard library. When the program has imported torch, the hooks of `agents.wrap.hooks` are installed. A
-program that does not import torch is not changed.
+Uses only the standard library. As soon as the program has imported torch, the hooks of `agents.wrap.hooks` are
+installed. A program that does not import torch is not changed.
 """
 
 import importlib

@@ -73,7 +73,7 @@ class CockpitServer(MCPServer[Any]):
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap a tool so that a CockpitError, which the user can correct, reaches the client as one sentence."""
+    """Wrap a tool so that the client gets the message of a CockpitError, an error that the user can correct."""
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands that read a run without a screen: snapshot, watch, knobs, log. Each returns the exit status."""
+"""Commands that read a run without a screen: snapshot, watch, knobs, log. Each function returns the exit status."""
 
 import time
 from collections.abc import Collection

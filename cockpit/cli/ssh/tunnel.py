@@ -1,7 +1,7 @@
 """An ssh connection that forwards the sockets of a run's hub to a private directory on this machine.
 
 A single ssh process holds the connection. It logs in with the user's ssh configuration, agent and jump hosts, so a
-password is typed only once. It runs ``cockpit where`` on the other machine, which prints the hub's sockets and then
+password is typed only once. On the other machine, it runs ``cockpit where``, which prints the hub's sockets and then
 waits. Finally, it forwards these sockets. When the connection is lost, the forwarded sockets are removed, clients show
 the run as stale, and a thread reconnects.
 """
@@ -92,8 +92,8 @@ class Tunnel:
         self._why = ""
 
     def open(self, again: bool = False) -> None:
-        """Connect, and forward the hub's sockets. ssh may ask for a password or a host key on the terminal, unless
-        `again` is set. Raises CockpitError."""
+        """Connect, and forward the hub's sockets. ssh may ask on the terminal for a password or for the confirmation of
+        a host key, unless `again` is set. Raises CockpitError."""
         for name in (*SOCKETS, CONTROL, MESSAGES):
             (self._directory / name).unlink(missing_ok=True)
         with (self._directory / MESSAGES).open("ab") as messages:
@@ -255,7 +255,7 @@ def remote_end(url: str) -> str:
 
 
 def _greets(path: Path) -> bool:
-    """Whether a ZeroMQ server answers at the socket: it sends its greeting first."""
+    """Whether a ZeroMQ server answers at the socket: such a server sends a greeting as soon as a client connects."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(REQUEST_S)
         probe.connect(str(path))

@@ -25,7 +25,7 @@ class Where(Struct, frozen=True, omit_defaults=True):
 
 def where(run: str | None, operator: bool, hold: bool) -> int:
     """Print the endpoints of the run's hub as one JSON record. With `hold`, then wait until standard input is closed,
-    which keeps an ssh connection open."""
+    to keep an ssh connection open."""
     print_json(plain.plain(_where(endpoints(run), operator)))
     if hold:
         while os.read(sys.stdin.fileno(), 4096):

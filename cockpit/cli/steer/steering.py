@@ -217,7 +217,7 @@ def _numbers(one: Estimate) -> tuple[str, str, str]:
 def start_trial(
     run: str | None, words: Sequence[str], steps: int, reason: str, timeout_s: float, as_json: bool
 ) -> int:
-    """Start a trial and wait for its outcome; the hub continues the trial if this command ends."""
+    """Start a trial and wait for its outcome; the hub continues the trial even if this command ends."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
         id = request(lambda: connection.client.start_trial(changes, steps, reason=reason))

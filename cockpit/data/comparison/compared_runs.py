@@ -1,7 +1,7 @@
 """Compares runs: what differs in layout, knobs and facts, and their curves at the same step, number of tokens or time.
 
-A run is read from its recording as the state at the recording's current end, which includes the curves of the whole run
-in bounded memory (`agents.state.metric_curves`).
+The state of a run is read at the current end of its recording; it includes the curves of the whole run in bounded
+memory (`agents.state.metric_curves`).
 """
 
 import math
@@ -304,7 +304,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """The values of each metric, by step, at each of `steps` that the run has."""
+    """For each metric, its values by step, at those of `steps` for which the run has a value."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

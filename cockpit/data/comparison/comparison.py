@@ -82,7 +82,7 @@ class Comparison:
         )
 
     def differences(self) -> list[tuple[RunCurves, list[Difference]]]:
-        """The differences between the open run and each other run."""
+        """The differences between the open run and every other run."""
         own = self.own
         return [] if own is None else [(one, differences(own, one)) for one in self.others]
 

@@ -112,8 +112,8 @@ def _grown_text(store: Store, axis: str, since: int) -> str:
 
 
 def _stack_explanation(store: Store, stall: Alert) -> str:
-    """The hub's sentence about the stacks of a stalled run, with the odd ranks and their lines of code first; "" if the
-    hub has not published it, or if no rank differs from the others.
+    """The hub's sentence about the stacks of a stalled run, starting with the outlier ranks and their lines of code; ""
+    if the hub has not published it, or if no rank differs from the others.
     """
     began_s = stall.time_s if stall.since_s is None else stall.since_s
     newest = next((event for event in reversed(store.state.events) if STACKS_FACT in event.facts), None)

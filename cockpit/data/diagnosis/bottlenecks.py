@@ -1,6 +1,6 @@
 """Diagnoses of a run without alerts: a hot expert, exposed collectives, a bubble, slow data loading, or none of these.
 
-The hub raises no alerts for these, because they are properties of a layout and not faults.
+The hub raises no alerts for these conditions, because they are properties of a layout and not faults.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,8 @@ FEWER_GATHERS = "zero 2 needs more memory, but gathers weights less often: 7 Pla
 
 
 def hot_expert(store: Store) -> Diagnosis | None:
-    """Names the most loaded expert. The hub alerts when the load of a layer collapses, but not on one hot expert."""
+    """Names the most loaded expert. The hub raises an alert when the router of a layer has collapsed, but not for a
+    single hot expert."""
     experts = store.state.experts
     hot = [
         (max(layer.load) * len(layer.load) / sum(layer.load), layer)
@@ -153,7 +154,8 @@ class Medians:
 
 
 def medians(store: Store) -> Medians:
-    """The medians of the newest records. All rules share the result, which is cached until a rank reports again."""
+    """The medians of the step time, of each phase and of the exposed communication, over the newest records of the
+    ranks. All rules share the result, which is cached until a rank reports again."""
     return store.once("medians", (Topic.RANKS,), lambda: _medians(store), id(store.state))
 
 

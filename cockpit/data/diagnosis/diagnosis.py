@@ -88,7 +88,7 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
 
 
 def _failed(store: Store) -> Diagnosis | None:
-    """The run failed; the launcher's event names the cause."""
+    """Reports that the run has failed, with the cause from the launcher's event."""
     if store.link is not LinkState.FAILED:
         return None
     # The log may also hold causes of earlier failures. The cause of this failure is the one that the lost ranks report.

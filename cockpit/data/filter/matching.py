@@ -172,8 +172,9 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in both
-    lengths. A regular expression with several ``.*`` could backtrack for a long time, and a run may send any text.
+    """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in the
+    lengths of pattern and text. A regular expression with several ``.*`` could backtrack for a long time, and a run may
+    send any text.
     """
     first, *parts = pattern.split("*")
     if not parts:

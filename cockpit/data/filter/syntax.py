@@ -13,14 +13,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Name:
-    """A number that each rank may have, such as ``own_ms``."""
+    """The name of a per-rank number, such as ``own_ms``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Over:
-    """A statistic of a number over the ranks, such as ``median(own_ms)``."""
+    """A statistic of a per-rank number over the ranks, such as ``median(own_ms)``."""
 
     statistic: str
     name: str
@@ -92,7 +92,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names of a run that a filter may use, each with its meaning."""
+    """The names that a filter on a run may use, each with its meaning."""
 
     numbers: Mapping[str, str]
     texts: Mapping[str, str]

@@ -1,5 +1,5 @@
-"""Bounded history of vectors: each record has a row of numbers per layer. Old records are merged into their lowest and
-highest values.
+"""Bounded history of vectors: each record has a row of numbers per layer. Old records are merged: of several
+consecutive records, only the lowest and the highest values are kept.
 
 The newest records are kept unchanged. Older neighbouring records are merged, one pair per new record, so that the time
 to add a record stays constant.
@@ -82,8 +82,8 @@ class Frames:
 
     @property
     def limit(self) -> int:
-        """The maximum number of frames. At most half of the frames are merged and need two arrays, one for the lowest
-        and one for the highest values."""
+        """The maximum number of frames. At most half of the frames are merged ones, which need two arrays each: one for
+        the lowest and one for the highest values."""
         fit = 2 * self._most_values // (3 * max(1, self._size))
         return max(FEWEST_FRAMES, min(MOST_FRAMES, fit))
 

@@ -51,7 +51,7 @@ class KeptSteps(Generic[T]):
         return self._steps
 
     def copy(self, time_of: Callable[[int], float]) -> "KeptSteps[T]":
-        """A copy that shares the items; its times come from `time_of`."""
+        """A copy that shares the items, and that gets the durations of steps from `time_of`."""
         still: KeptSteps[T] = KeptSteps(time_of, self.most, self.newest, self.slowest, self.budget)
         still.dropped, still._size = self.dropped, self._size
         still._steps, still._items, still._sizes = self._steps[:], self._items.copy(), self._sizes.copy()

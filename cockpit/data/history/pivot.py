@@ -10,8 +10,8 @@ T = TypeVar("T")
 def pivot(rows: Sequence[Mapping[str, T]]) -> dict[str, Sequence[T | None]]:
     """For each key, its value in each row, or None if the row lacks the key. Keys are in order of first appearance.
 
-    The ranks of a run usually report the same keys in the same order. Then one transposition suffices, which is several
-    times as fast as looking up each value.
+    If all rows have the same keys in the same order, as is usual for the ranks of a run, the rows are transposed in one
+    pass, which is several times as fast as looking up each value.
     """
     if not rows:
         return {}

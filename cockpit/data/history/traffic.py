@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
-A matrix contains the bytes that each rank sent to each other rank in one sampled step. The totals of a matrix, its sums
+A matrix contains the bytes that each rank sent to every other rank in one sampled step. The totals of a matrix, its sums
 by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to
 read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only
-the other data.
+these sums and pairs.
 """
 
 from collections.abc import Container, Iterator
@@ -157,7 +157,8 @@ class Matrix:
 
 
 def tile_of(world: int) -> int:
-    """Number of ranks per side of a tile: a power of two, so that coarser squares consist of whole tiles."""
+    """Number of ranks per side of a tile: the smallest power of two that gives at most `TILES` tiles per side. Because
+    it is a power of two, larger squares on the screen consist of whole tiles."""
     return 1 << (max(1, -(-world // TILES)) - 1).bit_length()
 
 
@@ -216,7 +217,8 @@ class TrafficHistory:
         return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
 
     def at(self, step: int | None) -> Matrix | None:
-        """The matrix of the newest step up to `step` (None: the matrix in `shown`); None if no such matrix is kept."""
+        """The matrix of the newest step up to `step` (None: the matrix that `shown` returns); None if no such matrix is
+        kept."""
         if step is None:
             return self.shown
         return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)

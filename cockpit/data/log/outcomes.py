@@ -54,7 +54,7 @@ def trial_changes(trial: TrialState) -> str:
 
 
 def trial_progress(trial: TrialState) -> str:
-    """The progress of a trial, such as ``after 12/30``, while it measures; otherwise its state."""
+    """The progress of a trial, such as ``after 12/30``, while the trial is measuring; otherwise its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
     return trial.state

@@ -114,7 +114,8 @@ def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | Non
 
 
 def _lost(store: Store) -> Iterator[Anomaly]:
-    """Lost ranks that no alert names: an alert lists only the first 64 ranks and is raised later than the loss."""
+    """Lost ranks that no alert names: an alert lists only the first 64 ranks, and is raised only some time after a rank
+    is lost."""
     alerted = {rank for alert in store.state.alerts.values() for rank in alert.ranks}
     lost = (rank for rank, gone in store.state.gone.items() if not gone.clean and rank not in alerted)
     for rank in islice(lost, MOST):

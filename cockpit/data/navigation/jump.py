@@ -21,12 +21,13 @@ WORDS = ("last", "step ", "rank ", "layer ", "expert ", "mark ")
 
 
 class JumpError(ValueError):
-    """Raised if a text does not name a valid target of a jump; the message is one sentence."""
+    """Raised if a text does not name a valid jump target; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Where to go: every field that is not None is selected. `last`: follow the newest step."""
+    """The target of a jump; fields that are None or empty keep the current selection. `last`: follow the newest
+    step."""
 
     step: int | None = None
     rank: int | None = None

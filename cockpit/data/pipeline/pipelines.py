@@ -226,7 +226,8 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """Text for the end of a gap: the next action, and when the neighbouring stage finished computing its input."""
+    """Text for the end of a gap: the next action, and when the neighbouring stage finished computing the input of this
+    action."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""

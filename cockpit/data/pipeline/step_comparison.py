@@ -48,8 +48,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, `values` holds two medians over the steps: of the stage's median,
-    and of the highest value of a rank in the stage.
+    """The usual step. For each quantity and stage, `values` holds two medians over the steps: one of the median over
+    the stage's ranks, one of the maximum over these ranks.
     """
 
     steps: int
@@ -112,8 +112,8 @@ def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
 
 
 def usual(store: Store, revision: int) -> Usual | None:
-    """The usual step, from the kept steps with the knob values of `revision` or, if there are too few, from all kept
-    steps. None if fewer than `FEWEST` steps are kept."""
+    """The usual step, computed from the kept steps with the knob values of `revision` or, if there are too few, from
+    all kept steps. None if fewer than `FEWEST` steps are kept."""
     return store.once(("usual", revision), (), lambda: _usual(store, revision), store.phases.revision)
 
 
@@ -181,7 +181,7 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
     """The growth relative to the rank's own usual value, if enough steps with per-rank values are kept. Another rank of
-    the stage may be slow at every step, so the usual maximum over the stage is no valid reference for this rank.
+    the stage may be slow at every step, so the usual maximum over the stage is not a valid reference for this rank.
     """
     if growth.whole:
         return growth
@@ -284,7 +284,8 @@ def summary_at(store: Store, step: int) -> Summary | None:
 
 
 def happened(store: Store, step: int) -> list[str]:
-    """Changes, alerts and other entries of the log at a step, and unusual values of its summary."""
+    """What happened at a step: changes, alerts and other log entries, and unusually high values in the step's
+    summary."""
     found = [
         f"{entry.kind.value}: {entry.text.removeprefix('over: ')}"
         for entry in log_entries(store)

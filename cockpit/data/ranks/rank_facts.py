@@ -42,7 +42,7 @@ class Fact:
 
     @property
     def deviation(self) -> float | None:
-        """The relative distance from the peers (0.1: 10 % above)."""
+        """The relative deviation from the median of the peers (0.1: 10 % above)."""
         return self.value / self.peers - 1 if self.peers else None
 
     @property
@@ -134,8 +134,8 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 
 
 def no_record(store: Store, what: str = "step record") -> str:
-    """Why there is no record of a rank: the rank has sent none, this client does not receive them, or the recording no
-    longer has them for this time."""
+    """Why there is no record of a rank: the rank has sent none, this client does not receive them, or the recording
+    does not keep them for this time."""
     if store.playback_position and store.playback_position.thinned:
         return "the recording keeps no records of single ranks of this time"
     return f"no {what} yet" if store.rank_records else "low bandwidth: no records of single ranks"

@@ -63,7 +63,7 @@ class Line:
 
 
 class Tail:
-    """The newest lines of a file that grows. `poll` reads what was appended, at most 1 MiB per call.
+    """The last lines of a growing file. `poll` reads what was appended, at most 1 MiB per call.
 
     One thread polls; another may read the attributes, which are replaced as a whole.
     """
@@ -80,7 +80,7 @@ class Tail:
         self._count = 0
 
     def poll(self) -> None:
-        """Read what was added to the file, and start again if it was replaced or truncated."""
+        """Read what was added to the file; if the file was replaced or truncated, start again from its beginning."""
         try:
             with open_ordinary(self.path) as file:
                 status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Another run that the operator wants to open. The run is checked before the screen of the current run closes."""
+"""Another run that the operator wants to open. The new run is checked before the screen of the current run closes."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The list of runs in a runs folder: the state of each run, from a few bounded reads.
 
-A folder that cannot be read raises no error; the list shows the folder with the reason.
+No error is raised for a folder that cannot be read; the list shows the folder with the reason.
 """
 
 import os
@@ -94,7 +94,7 @@ class ListedRun:
         return SHOWS.get(self.status, "")
 
     def age_s(self, now_s: float) -> float | None:
-        """Seconds since the newest data."""
+        """Seconds since the run's newest data was written."""
         return None if self.last_s is None else max(0.0, now_s - self.last_s)
 
 
@@ -203,7 +203,8 @@ def _reported_facts(hello: Hello | None) -> dict[str, Any]:
 
 
 def _status(folder: Path, hub: HubFile | None, end: Glance | None) -> tuple[RunStatus, str]:
-    """The state of a run on this machine, and why it failed."""
+    """The state of a run as seen from this machine, and an explanation, which is "" if the run is live or ended
+    normally."""
     if hub and hub.live:
         return RunStatus.LIVE, ""
     failure = last_failure(folder) or (end.failure if end else "")

@@ -1,7 +1,7 @@
 """Reads the history of the expert load from a recording.
 
-A hub sends a new client only the newest record. The recording contains the earlier records, which show when an expert
-became dead.
+A hub sends a new client only the newest record. The recording contains the earlier records, which show since when an
+expert has been dead.
 """
 
 from collections.abc import Callable

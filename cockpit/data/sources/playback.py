@@ -120,7 +120,7 @@ class Playback:
         self._moves.put(move)
 
     def jump(self, by: int) -> None:
-        """Move by `by` twentieths of the recording, back if `by` is negative."""
+        """Move by `by` times 5 % of the recording's duration; backward if `by` is negative."""
 
         def move(replay: Replay) -> None:
             span = self._recording.span()
@@ -226,8 +226,8 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """Returns a predicate on moments that is false up to and including the next step summary, and true after that
-    summary.
+    """A predicate to call with each `Moment` of a replay in order: false up to and including the next step summary,
+    true after it.
     """
     found = False
 

@@ -11,7 +11,7 @@ from cockpit.data.store import Store, Topic
 
 
 class ViewerError(PermissionError):
-    """Raised if this source does not accept a request; the message is one sentence for the user."""
+    """Raised if a source rejects a request; the message is one sentence for the user."""
 
 
 class Source(Protocol):

@@ -1,7 +1,7 @@
 """The local sockets that ssh forwards to the sockets of a run, for a run named by an ``ssh://`` URL.
 
-The command line opens the tunnel (`cockpit.cli.ssh.tunnel`) and stores the directory of the sockets in an environment
-variable, so that child processes use the same tunnel.
+The `cockpit` command opens the tunnel (`cockpit.cli.ssh.tunnel`) and stores the directory of the sockets in an
+environment variable, so that child processes use the same tunnel.
 """
 
 import os

@@ -37,8 +37,8 @@ class Most(NamedTuple):
 
 @dataclass(frozen=True)
 class Balance:
-    """How evenly the traffic of one matrix is spread over the ranks. `between_nodes`: share of the bytes that cross
-    nodes; None if a host is unknown. `mean_pair`: mean bytes over the pairs that exchange data.
+    """How evenly the traffic of one matrix is spread over the ranks. `between_nodes`: share of the bytes that are sent
+    between nodes; None if a host is unknown. `mean_pair`: mean bytes over the pairs that exchange data.
     """
 
     total: int
@@ -58,7 +58,7 @@ class Balance:
 
 
 def balance(matrix: Matrix) -> Balance | None:
-    """The balance of a matrix; None if no rank sent anything. The mean over receivers includes only ranks that send or
+    """The balance of a matrix; None if no rank sent anything. The mean for `receiver` is over all ranks that send or
     receive data."""
     hottest, total = matrix.hottest, matrix.total
     if hottest is None:

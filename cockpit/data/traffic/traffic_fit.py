@@ -1,12 +1,12 @@
 """Fits a model of the time in the collectives of an axis to the steps of a run: ms = rest + alpha x micro-batches +
 beta x bytes.
 
-A sample is one step: the bytes that a rank sends over the axis and its time in collectives, both as means over ranks.
-An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha can
-be fitted only if the number of micro-batches differs between steps, and beta only if the bytes differ. The rest is the
-time that neither of these terms explains, mainly waiting for other ranks. The uncertainty is a jackknife estimate over
-blocks of consecutive steps, because the noise of neighbouring steps is correlated. The interval is wide if few steps
-determine the fit.
+A sample is one step: the bytes that a rank sends over the axis, and the rank's time in collectives of the axis, both as
+means over ranks. An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one
+micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta only if the bytes
+differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The uncertainty is a
+jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The interval
+is wide if few steps determine the fit.
 """
 
 import math
@@ -36,7 +36,8 @@ Row = tuple[float, ...]
 
 
 class Sample(NamedTuple):
-    """One step of an axis: bytes and ms in collectives as means over ranks, and micro-batches (0: unknown)."""
+    """One axis in one step: bytes and ms in collectives, as means over ranks, and the number of micro-batches (0:
+    unknown)."""
 
     bytes: float
     ms: float
@@ -51,7 +52,7 @@ class Known(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the interval is above zero."""
+        """Whether the whole 90 % interval is above zero."""
         return self.value - self.reach > 0
 
 
@@ -106,7 +107,7 @@ def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
 
 
 def fit(samples: Sequence[Sample]) -> Fit | NoFit:
-    """Fit the samples of one axis."""
+    """Fit the model to the samples of one axis."""
     if len(samples) < FEWEST:
         return NoFit(f"a fit needs {FEWEST} steps, but only {len(samples)} are known")
     sizes = [sample.bytes for sample in samples]
@@ -146,7 +147,8 @@ def fit(samples: Sequence[Sample]) -> Fit | NoFit:
 
 
 def varied_text(spread: float) -> str:
-    """How much the bytes of a step vary, as text. `spread`: the range of the bytes divided by their mean."""
+    """How much the bytes per step vary between steps, as text. `spread`: the range of the bytes divided by their
+    mean."""
     return "bytes do not vary" if spread < 5e-4 else f"bytes vary by {format.percent(spread, 1).strip()}"
 
 

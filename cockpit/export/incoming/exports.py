@@ -167,7 +167,7 @@ def _legal(name: str, value: float) -> bool:
 
 
 def spans_of(request: Any) -> Iterator[tuple[Source, list[Span]]]:
-    """The spans of an `ExportTraceServiceRequest` whose names are known, in order of their end."""
+    """The spans of an `ExportTraceServiceRequest` whose names are known, ordered by end time."""
     for resource in request.resource_spans:
         known = [
             span

@@ -25,9 +25,9 @@ SILENT_S = 30.0  # the mirror ends when the hub has sent nothing for this long
 
 @dataclass(frozen=True)
 class Target:
-    """A program that shows curves. `open(run, out, hello)` returns the writer and a text that says where it writes.
-    `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that the writer raises
-    if the program does not accept the steps."""
+    """A program to which a run can be mirrored. `open(run, out, hello)` returns the writer and a text that says where
+    it writes. `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that the
+    writer raises if the program does not accept the steps."""
 
     open: Callable[[str | None, str | None, Hello], tuple[CurveWriter, str]]
     library: str
@@ -88,8 +88,8 @@ TARGETS = {
 
 
 class _NewSteps:
-    """Finds the steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`:
-    number of later steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
+    """Finds the steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`: how
+    many steps after `first` never arrived, because the mirror fell behind by more steps than the hub keeps."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

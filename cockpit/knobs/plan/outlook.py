@@ -130,7 +130,7 @@ class Planner:
         )
 
     def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
-        """The predicted step time with its interval, and a text that names the source of both."""
+        """The predicted step time with its interval, and a text that says where the two come from."""
         low, likely, high = after.step_s
         if self._factors is None or self._now is None or changes.get(MACHINE):
             return Span(low, likely, high), "the planner alone; interval of published runs"

@@ -41,8 +41,7 @@ class Ending(Dialog[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show how many steps would be lost. The number increases while the dialog is open, because the run
-        continues."""
+        """Show how many steps would be lost. This number grows while the dialog is open, because the run continues."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

@@ -13,8 +13,8 @@ WIDEST = 96  # longer lines are hard to read
 
 @dataclass(frozen=True)
 class Guide:
-    """The explanation that an empty screen shows. `about`: what the screen would show for other runs. `ways`: pairs of
-    a situation and what the user can do in it."""
+    """The explanation that an empty screen shows. `about`: what the screen shows for runs that have data for it.
+    `ways`: pairs of a situation and what the user can do in it."""
 
     about: str
     ways: Sequence[tuple[str, str]]

@@ -157,8 +157,8 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 
 def _borrowed(theme: Theme) -> Hues:
-    """The colours of a theme from Textual's registry. Its colours for text and status are adjusted until they are
-    readable. Its colour scales are those of the cockpit's own themes, which are ordered by lightness.
+    """The colours of a theme from Textual's registry. The colours for text and status are adjusted until they are
+    readable. The colour scales are taken from the cockpit's own themes, because these scales are ordered by lightness.
     """
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background

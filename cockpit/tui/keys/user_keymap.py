@@ -1,5 +1,5 @@
-"""The user's key bindings, from ``keys.toml`` in the configuration directory. Its lines bind action ids to keys, such
-as ``"app.knobs" = "b"``.
+"""The user's key bindings, from ``keys.toml`` in the configuration directory. The lines of the file bind action ids to
+keys, such as ``"app.knobs" = "b"``.
 
 A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds two actions to one
 key in the same place.

@@ -1,4 +1,5 @@
-"""Screen 6: any metric over the steps of the run, with the run's marks and the runs to compare it with."""
+"""Screen 6: curves of any metric over the steps of the run, with the run's marks and the curves of other runs for
+comparison."""
 
 import time
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class Curves(RunScreen):
             super().action_turn(by)
 
     def action_zoom(self) -> None:
-        """Maximise the current panel. If it is the charts panel, show only the current chart."""
+        """Maximise the current panel; in the charts panel, show only the current chart."""
         super().action_zoom()
         self.charts.choices.alone = self._zoomed and self._current == "charts"
         self.charts.redraw()
@@ -124,7 +125,7 @@ class Curves(RunScreen):
 
 
 def _recorded_s(run: Run) -> float:
-    """The time of the last write to the recording. Reading the recording does not change this time."""
+    """The time of the last write to the recording; 0 if there is no recording."""
     try:
         return (run.folder / RECORD_FILE).stat().st_mtime
     except OSError:

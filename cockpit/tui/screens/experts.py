@@ -42,7 +42,8 @@ class Experts(RunScreen):
     # ------------------------------------------------------------------------------------- one layer
 
     def action_zoom(self) -> None:
-        """Switch between the map and the bars of the layer under the cursor; maximise any other panel."""
+        """On the map, switch between the map and the bars of the layer under the cursor. On any other panel, maximise
+        the panel."""
         if self._current == self.map.id:
             self._show_one_layer(not self.map.one_layer)
         else:

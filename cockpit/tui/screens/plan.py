@@ -1,4 +1,4 @@
-"""Screen 7: memory against capacity, the what-if, and the planner's advice."""
+"""Screen 7: the what-if panel, the planned memory compared with the device's capacity, and the planner's advice."""
 
 from collections.abc import Sequence
 
@@ -37,8 +37,8 @@ class Plan(RunScreen):
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 
     def action_view(self) -> None:
-        """Show the next view of the charts, or of the advice panel if the charts are not visible. If the advice panel
-        is not visible either, switch to it."""
+        """Show the next view of the charts or, if the charts are not visible, of the advice panel; if that is not
+        visible either, switch to it."""
         panel = self.charts if self.charts.is_on_screen else self.advice
         panel.next_view()
         if not panel.is_on_screen:

@@ -1,4 +1,4 @@
-"""The screens by name. Their keys are in `cockpit.tui.keys.general_bindings.SCREENS`."""
+"""The screens by name. The keys of the screens are in `cockpit.tui.keys.general_bindings.SCREENS`."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

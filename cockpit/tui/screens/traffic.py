@@ -1,4 +1,4 @@
-"""Screen 5: how much data each rank sends to each other rank, and the time in collectives."""
+"""Screen 5: how much data each rank sends to every other rank, and the time in collectives."""
 
 from collections.abc import Sequence
 

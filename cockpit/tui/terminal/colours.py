@@ -11,7 +11,7 @@ _FULL = {"truecolor", "256"}
 
 
 def no_colour() -> bool:
-    """Whether the user has turned colours off: `NO_COLOR` has any non-empty value, as https://no-color.org defines."""
+    """Whether the user has turned colours off by setting `NO_COLOR` to a non-empty value (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 

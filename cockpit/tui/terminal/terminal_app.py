@@ -1,5 +1,5 @@
-"""Base class for applications in a terminal. It handles colours, signals, job control, keys that are typed ahead, and
-plain-text notifications."""
+"""Base class for applications in a terminal: handles colours, signals, job control, typed-ahead keys, and plain-text
+notifications."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
 """``cockpit serve --web``: serves the screen to browsers with textual-serve, on a loopback address and with a token.
 
-The address that the command prints contains the token; the browser keeps the token in a cookie. Each tab has its own
-process, which is a viewer unless an option of the command sets another role.
+The address that the command prints contains the token; the browser keeps the token in a cookie. Each browser tab has
+its own cockpit process, which is a viewer unless an option of the command sets another role.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
 """The footer: one line with the keys of the current screen, or the most important keys if not all fit.
 
-Textual's own footer has a widget for each key. It creates all these widgets again whenever the focus moves, which
-delays the action of the key that moved the focus.
+Textual's own footer has a widget for each key. Whenever the focus moves, that footer creates all these widgets again,
+which delays the action of the key that moved the focus.
 """
 
 from collections.abc import Collection

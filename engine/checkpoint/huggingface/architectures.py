@@ -285,8 +285,8 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window that Qwen's config.json enables, or None. In Qwen's models only some layers have the window,
-    which the engine does not support."""
+    """The sliding window that Qwen's config.json enables, or None. Qwen's models use the window in only some of their
+    layers; the engine does not support this."""
     window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 

@@ -75,8 +75,9 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave this tensor out of the export: True for the bias on expert selection if the architecture has no
-    such bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
+    """Whether to leave this tensor out of the export: True if it is the bias on expert selection and the architecture
+    has no such bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other
+    experts.
     """
     name = f"model.{entry.ours}"
     if entry.copy or not entry.optional or name not in index:

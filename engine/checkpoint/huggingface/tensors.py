@@ -27,10 +27,10 @@ def halves_swapped(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
-    in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0. `copy`:
-    the Hugging Face tensor is a second copy of an engine tensor that another entry maps. An export writes both copies;
-    an import requires that they are equal.
+    """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape in Hugging Face, and the
+    conversions in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then
+    0. `copy`: the Hugging Face tensor is a second copy of an engine tensor that another entry maps. An export writes
+    both copies; an import requires that they are equal.
     """
 
     ours: str
@@ -76,7 +76,7 @@ def block(model: Model, kind: str, layer: int, ours: str) -> Iterator[Entry]:
 def prediction(model: Model, kind: str, layer: int) -> Iterator[Entry]:
     """The tensors of a multi-token prediction module, with their names in the released DeepSeek-V3 checkpoint.
     DeepSeek's projection `eh_proj` takes the concatenation [embedding, state], the engine's `joint` takes [state,
-    embedding]. In that checkpoint each module has its own copy of the embedding and of the head."""
+    embedding]. In the released checkpoint each module has its own copy of the embedding and of the head."""
     ours, theirs, D = f"mtp.{layer}.", f"model.layers.{layer}.", model.d_model
     yield Entry(f"{ours}embedding_norm.weight", f"{theirs}enorm.weight", (D,))
     yield Entry(f"{ours}state_norm.weight", f"{theirs}hnorm.weight", (D,))

@@ -26,8 +26,8 @@ def can_compile(layout: Layout, schedule: str) -> bool:
 
 def can_predict(layout: Layout, schedule: str) -> bool:
     """Whether the layout uses no multi-token prediction, or the schedule can train it. A schedule with a split backward
-    pass cannot: torch runs the backward pass of an operation that does not depend on the stage's input, such as the
-    embedding that multi-token prediction reads, once for each use of its result."""
+    pass cannot train it: torch runs the backward pass of an operation that does not depend on the stage's input, such
+    as the embedding that multi-token prediction reads, once for each use of its result."""
     return not (layout.model.mtp_layers and SCHEDULES[schedule].split_backward)
 
 

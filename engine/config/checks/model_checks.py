@@ -1,4 +1,4 @@
-"""Checks of the model: attention, experts and their routing, alignment, vocabulary."""
+"""Checks of the model: attention, experts, routing, alignment for the grouped GEMM, vocabulary."""
 
 from collections.abc import Iterator
 

@@ -55,8 +55,8 @@ class PlannedEffect:
         self._traffic: dict[Job, dict[str, float]] = {}
 
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
-        """The planner's job for these knob values. `kept` is the share of (token, expert) pairs that are not dropped;
-        if it is None, only the capacity factor limits the number of pairs."""
+        """Describe a step with the knob values `values` as a `Job` for the planner. `kept` is the share of (token,
+        expert) pairs that are not dropped; if it is None, only the capacity factor limits the number of pairs."""
         job = Job.of(_with_values(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
@@ -123,7 +123,7 @@ class PlannedEffect:
     # --------------------------------------------------------------------------------------------- time
 
     def prediction(self, job: Job) -> Prediction:
-        """The planner's prediction of a step, before it is fitted to the run."""
+        """The planner's prediction of a step, not fitted to the run."""
         return _cached(self._predictions, job, lambda: predict(job, self._hardware))
 
     def parts(self, job: Job) -> Parts:

@@ -1,6 +1,7 @@
 """Predicts the effect of knob changes from measurements of this run. A quantity without a source gets no prediction.
 
-A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). Its source is one of:
+A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). The source of a
+prediction is one of:
 
 - the current value, if the knob does not affect the quantity;
 - a formula that gives the quantity exactly (memory, traffic);
@@ -223,7 +224,7 @@ class Previewer:
         return found
 
     def _untouched(self, quantity: str, change: _Change) -> bool:
-        """Whether `quantity` stays the same directly after the change of the knobs."""
+        """Whether `quantity` is the same right after the change as before it."""
         turned = change.turned
         if turned <= OPTIMIZER_KNOBS:
             return quantity != "dropped"  # dropping depends on the weights, which change
@@ -308,9 +309,9 @@ class Previewer:
         return self._planner.job(values, imbalance(change.loads, self._layout.grid.ep), kept)
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
-        """All-to-all bytes. They are proportional to the number of passes (forward, backward and recomputed) and to the
-        number of (token, expert) pairs that are not dropped. `kept` is the ratio of that number of pairs after the
-        change to the number before: minimum, likely value and maximum."""
+        """Predict the all-to-all bytes, which are proportional to the number of passes (forward, backward and
+        recomputed) and to the number of (token, expert) pairs that are not dropped. `kept` is the ratio of that number
+        of pairs after the change to the number before: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -330,7 +331,7 @@ class Previewer:
 
 
 def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
-    """Predict the step time with knob values that were in force before, from the run's current baseline
+    """Predict the step time with knob values that were in force earlier in the run, from the run's current baseline
     (`run_level.py`)."""
     stretches = [Stretch(key(one.values), one.times_s) for one in change.stretches]
     low, likely, high = (1e3 * seconds for seconds in predict_again(stretches, key(change.after)))

@@ -108,11 +108,10 @@ class ScheduleEffect:
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time as an interval. One end of the interval assumes that an action's time is proportional to the
-        size of its micro-batch; the other end assumes that the time does not depend on the size. If the run has
-        measured actions with micro-batches of the new size, the interval also contains the step time that is simulated
-        with these measurements. `noise_ms` is the standard error of the difference between two measurements of the same
-        step."""
+        """The step time as an interval. At one end of the interval, an action's time is assumed to be proportional to
+        the size of its micro-batch; at the other end, to be independent of it. If the run has measured actions with
+        micro-batches of the new size, the interval also contains the step time that is simulated with these
+        measurements. `noise_ms` is the standard error of the difference between two measurements of the same step."""
         if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -135,9 +134,9 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Fill in the times that were not measured: of a full backward pass (B) or of its two halves (I, W). They are
-    needed because only one of the two schedules may split the backward pass. A missing B becomes I + W, and a missing I
-    or W becomes half of B. None if B is missing and I or W is missing too."""
+    """Fill in missing times of the full backward pass (B) and of its two halves (I, W). They are needed because only
+    one of the two schedules may split the backward pass. A missing B becomes I + W, and a missing I or W becomes half
+    of B. None if B is missing and I or W is missing too."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

@@ -42,8 +42,8 @@ def launch(
 ) -> int:
     """Fork `world` ranks, run `work` in each, wait until all have ended, and return the exit status of the run.
 
-    - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
-    - 130: the run was stopped with Ctrl-C. A second Ctrl-C kills the ranks at once.
+    - 0: `work` has returned on all ranks, or the run was stopped with SIGTERM or SIGHUP.
+    - 130: the run was stopped with Ctrl-C. A second Ctrl-C kills the ranks immediately.
     - 2: a rank refused to start; its reason is printed on stderr.
     - 1: a rank failed or could not be forked; the root cause is printed on stderr. If a rank failed,
       ``run_dir/failure.txt`` contains the reports of all ranks.

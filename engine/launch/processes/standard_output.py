@@ -23,7 +23,8 @@ APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLL
 
 class LogFile(io.FileIO):
     """The file ``engine.log``. The first failed write is reported on stderr, once for a process and all its forks.
-    Later output is still written if possible, after a line that says how many bytes of this process are missing.
+    Later output is still written if possible, after a line that gives the number of bytes that this process could not
+    write.
     """
 
     def __init__(self, path: Path):

@@ -1,5 +1,5 @@
-"""Runs a rank that torchrun or Slurm has started. Unlike a forked rank, such a rank has no engine process as its
-parent."""
+"""Runs a rank that torchrun or Slurm has started. Unlike a rank that the engine forks, this rank has no engine process
+as its parent."""
 
 import faulthandler
 import os

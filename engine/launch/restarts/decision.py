@@ -1,5 +1,5 @@
 """Decides what happens after all ranks have ended. Either the run ends, or its ranks start again from the newest
-complete checkpoint, in the same layout or in another."""
+complete checkpoint, with the same layout or with another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

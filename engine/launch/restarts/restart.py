@@ -13,7 +13,7 @@ Cause = Literal["relayout", "failure"]
 
 class Handover:
     """Memory that rank 0 shares with its parent and with the ranks of later starts: the time when rank 0's newest step
-    ended, and the text of the layout in which the run continues.
+    ended, and the text of the layout with which the run continues.
     """
 
     _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")
@@ -31,7 +31,7 @@ class Handover:
         self._write(now, "")
 
     def leave(self, text: str) -> None:
-        """Record that the ranks exit to change the layout: they have saved a checkpoint, and the run continues in the
+        """Record that the ranks exit to change the layout: they have saved a checkpoint, and the run continues with the
         layout that `text` describes.
         """
         self._write(self.ended_s or 0.0, text)
@@ -86,7 +86,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Restart:
-    """One start of the ranks by a launcher that can restart them. The first start has the number 0."""
+    """One start of the ranks by a launcher that can restart them. `number` is 0 for the first start."""
 
     handover: Handover = field(repr=False)
     number: int = 0
@@ -95,7 +95,7 @@ class Restart:
     lost_steps: int = 0
 
     def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
-        """The report of this restart, made after its first step. `began_s`: when this step began."""
+        """The report of this restart, made after the first step that follows it. `began_s`: start time of that step."""
         ended_s = self.handover.ended_s
         lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
         return Restarted(

@@ -92,7 +92,7 @@ class Signals:
         return not signal.sigpending().isdisjoint(STOP_SIGNALS)
 
     def drain(self) -> None:
-        """Empty the wake-up socket."""
+        """Read and discard all bytes in the wake-up socket."""
         with suppress(BlockingIOError):
             while self.woken.recv(4096):
                 pass

@@ -50,8 +50,8 @@ class SharedExperts(nn.Module):
 
     The shared experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative
     is to shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one
-    all-reduce of the experts' gradients over tp per step. Replication sends fewer bytes than sharding if a step has
-    more than 1.5 tokens per unit of the experts' width (docs/evidence/bytes.md).
+    all-reduce of the experts' gradients over tp per step. Replication sends fewer bytes than sharding if a
+    data-parallel rank has more tokens per step than 1.5 times the experts' total width (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):

@@ -103,8 +103,8 @@ class Router(nn.Module, ABC):
 
 
 class TokenChoice(Router):
-    """Each token chooses its K best experts (Shazeer et al. 2017). If `top_groups` is set, it chooses them
-    only from its best groups of experts.
+    """Each token chooses its K best experts (Shazeer et al. 2017). If `top_groups` is set, the token chooses them only
+    from its best groups of experts.
 
     The bias affects the choice but not the weight (Wang et al. 2024).
     """

@@ -71,7 +71,7 @@ class ContextParallel:
         window: int | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Causal attention, [B, H, S, C]: over the whole sequence, over the newest `window` keys of each query, or
+        """Causal attention, [B, H, S, C]: over all earlier tokens, over the last `window` keys up to each query, or
         within documents. G divides H."""
         masks = documents.masks if documents else None
         if self.cp.size > 1:

@@ -5,7 +5,7 @@ Each rank computes attention for its heads. A second all-to-all sends the output
 tokens.
 
 Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, W = P S tokens of a whole
-sequence, C head dimension (of values: V), P = cp.
+sequence, C head dimension of queries and keys, V head dimension of values, P = cp.
 """
 
 from collections.abc import Sequence

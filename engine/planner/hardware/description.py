@@ -92,7 +92,7 @@ class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the devices are known to be CPUs, whose ranks communicate with gloo."""
+        """Whether the devices are known to be CPUs. Ranks on CPUs communicate with gloo."""
         return self.measured is not None and self.measured.backend == "gloo"
 
     def link(self, ranks: int) -> Link:

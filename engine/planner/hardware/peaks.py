@@ -42,7 +42,7 @@ PEAKS = {  # keys are patterns for CUDA's full device name
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s of the device with this CUDA name; None if unknown, or if the device is a MIG partition."""
+    """Dense FLOP/s of the device with this CUDA device name; None if unknown, or if the device is a MIG partition."""
     if MIG in device.split():
         return None
     peak = next((peak for name, peak in PEAKS.items() if re.fullmatch(name, device)), None)

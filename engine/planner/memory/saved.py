@@ -1,7 +1,8 @@
 """Lists the tensors of one layer that the engine keeps between the layer's forward and backward passes.
 
-Each entry is one torch storage. Weights are not listed. Entries are in the order of the forward pass in `engine/model`.
-Tests compare the list with the storages that a real forward pass saves (`tests/unit/engine/counts/test_saved.py`).
+Each entry is one torch storage. The list does not contain weights. Entries are in the order of the forward pass in
+`engine/model`. Tests compare the list with the storages that a real forward pass saves
+(`tests/unit/engine/counts/test_saved.py`).
 
 The norm saves its normalised input (the input divided by its root mean square). The output of the norm is saved as the
 input of the next matmuls. With tp, the sequence is gathered for matmuls, and the gathered copy is saved in place of the
@@ -77,13 +78,14 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def saved_of_documents(job: Job) -> list[Saved]:
-    """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks and, if
-    positions restart, the rotary tables. On a GPU, lists of blocks are kept instead; they are too small to count."""
+    """Storages that attention keeps on a CPU if it stays within documents, shared by all layers of a stage: the masks
+    and, if positions restart, the rotary tables. On a GPU, lists of blocks are kept instead; they are too small to
+    count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
     S = job.seq_len // sizes.cp
-    # In a ring the rank's own block is S x S, and half of each other block is visible.
+    # In a ring the rank's own block is S x S, and half of every other rank's block is visible.
     ring = sizes.cp > 1 and job.cp_method == "ring"
     pairs = S * S * (1 + (sizes.cp - 1) / 2) if ring else job.seq_len**2
     saved = [Saved("attention", "masks", sizes.batch * pairs * sizes.stream)]

@@ -6,7 +6,7 @@ ZeRO shards the optimizer state over data-parallel ranks from stage 1 on, the gr
 at stage 3 (section 5 of that paper). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d
 bytes per parameter over d ranks.
 
-The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers the weights in the
+The engine (docs/architecture.md) keeps fp32 shards of its weights at every ZeRO stage, and gathers the weights in the
 precision of the matmuls. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only while
 their unit runs.
 """
@@ -116,8 +116,8 @@ def _rotary_tables(job: Job, pp: int) -> float:
 
 
 def is_sharded(job: Job) -> bool:
-    """Whether the engine wraps the stages in FSDP. It does so unless the run is in fp32, has one pipeline rank and one
-    replica, and shards neither dense parameters nor experts."""
+    """Whether the engine wraps the stages in FSDP: always, except in an fp32 run that has one pipeline rank and one
+    replica and shards neither dense parameters nor experts."""
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")

@@ -1,10 +1,10 @@
-"""Quick lower bounds on the time and memory of a choice. The work is counted once per shape, as if one pipeline rank
-held the whole model.
+"""Quick lower bounds on the step time and memory of a choice (a candidate layout). The work is counted once per shape,
+as if one pipeline rank held the whole model.
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight.
 Parts that need a full plan (sends, the optimizer, the bubble of a split backward pass, working memory) are left out.
-The full plan of a choice is rarely faster or smaller than these bounds.
+The full plan of a choice rarely predicts less time or memory than these bounds.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from engine.planner.workload.parameters import Held, by_part, total
 
 
 class Bounds:
-    """Computes the bounds of choices for one layout on one machine."""
+    """Computes the bounds for choices (`Choice`) applied to one layout, on one machine."""
 
     def __init__(self, layout: Layout, hardware: Hardware, release: str | None):
         self.job, self.model, self.hardware, self.name = Job.of(layout), layout.model, hardware, release

@@ -5,9 +5,9 @@ for the share `held` of these pairs, the measured ratio differs from the predict
 The factor is smaller for pairs whose layers are split in the same way, because both layouts then run the same kernels
 and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
 
-A second rule does not use this factor. If two layouts split their layers in the same way, and one of them takes at
-least as long for each cause (computation, recomputation, bubble, ...) and longer in total, that layout counts as
-slower: an error that scales a cause equally in both layouts does not change their order.
+A second rule compares the times by cause and does not use this factor. If two layouts split their layers in the same
+way, and one of them takes at least as long for each cause (computation, recomputation, bubble, ...) and longer in
+total, that layout counts as slower: an error that scales a cause equally in both layouts does not change their order.
 """
 
 import tomllib

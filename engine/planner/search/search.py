@@ -1,8 +1,8 @@
 """Finds the layouts that train a model the fastest on a given number of devices and fit into the devices' memory.
 
 Choices are sorted by their lower bound on step time, and choices whose lower bound on memory exceeds the device's
-memory are left out. The search makes full plans of the others in this order (best-first), until no remaining bound
-beats the results found so far (branch and bound).
+memory are left out. The search makes full plans of the remaining choices in the order of their bound on step time
+(best-first), until no remaining bound beats the results found so far (branch and bound).
 """
 
 from collections import Counter
@@ -140,7 +140,8 @@ class _Search:
         return nearest
 
     def _is_done(self, seconds: float) -> bool:
-        """Whether the `top` best shapes found so far are all at least as fast as a bound of `seconds`."""
+        """Whether the search can stop: the `top` best shapes found so far all take at most `seconds`, which is the
+        lower bound on the step time of all remaining choices."""
         if len(self.best) < self.top:
             return False
         return sorted(found.seconds for found in self.best.values())[self.top - 1] <= seconds

@@ -111,7 +111,7 @@ class Choice(NamedTuple):
         return found + [f"plan.{key}=none" for key in gone]
 
     def changes(self, layout: Layout) -> list[str]:
-        """The overrides of this choice that change a setting of the layout."""
+        """The arguments from `overrides` that change a setting of `layout`."""
         own = Choice.in_layout(layout).overrides(layout)
         return [override for override in self.overrides(layout) if override not in own]
 

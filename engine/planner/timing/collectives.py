@@ -47,8 +47,8 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
 
 
 def share_inside(axis: str, together: int, ranks: int) -> float:
-    """Share of the bytes sent over an axis that stay inside a domain. A group has `ranks` ranks, `together` of them in
-    each domain. For a group inside one domain, the share is 1."""
+    """Of the bytes sent over an axis, the share that stays inside a domain. A group has `ranks` ranks, `together` of
+    them in each domain. For a group inside one domain, the share is 1."""
     if axis == "ep":
         return (together - 1) / (ranks - 1)
     return (1 - 1 / together) / (1 - 1 / ranks)
@@ -61,7 +61,7 @@ def sent_by_level(
     messages that it sends one after another. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte
     buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends
     twice these amounts. An all-to-all sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token
-    to each other domain at most once."""
+    to any other domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:
@@ -127,9 +127,9 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
 def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
-    """Seconds and name of the faster algorithm. In the direct one, each rank sends every other rank its part. In the
-    hierarchical one, a rank sends all rows for another domain to the rank with the same index in that domain, which
-    distributes them there."""
+    """Seconds and name of the faster algorithm. In the direct algorithm, each rank sends every other rank its part. In
+    the hierarchical algorithm, a rank sends all rows for another domain to the rank with the same index in that domain,
+    which distributes them there."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out
@@ -139,9 +139,9 @@ def _two_level_all_to_all(
 
 
 def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: Hardware) -> float:
-    """Seconds of an all-to-all that sends each token to `copies` random ranks. The token is sent to each other domain
-    at most once and copied inside that domain (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). On average, a token
-    has experts in N (1 - (1 - 1/N)^copies) of N domains."""
+    """Seconds of an all-to-all that sends each token to `copies` random ranks. The token is sent to any other domain at
+    most once and copied inside that domain (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). On average, a token has
+    experts in N (1 - (1 - 1/N)^copies) of N domains."""
     together, spanned = domains(ranks, stride, hardware)
     if spanned == 1:
         return collective_time("all_to_all", size, ranks, stride, hardware)

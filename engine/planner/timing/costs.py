@@ -7,8 +7,8 @@ Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.10
 all-reduce a rank sends at least 2 (P-1)/P times the size of the buffer, and that a ring does not send more.
 
 Recursive halving and doubling require that the number of ranks is a power of two. If P is not a power of two, only p
-ranks run the algorithm, where p is the largest power of two below P. Before that, each of the other P - p ranks sends
-its buffer to one of these p ranks, which sends back the result at the end (Thakur et al. 2005, section 4.5).
+ranks run the algorithm, where p is the largest power of two below P. Before the algorithm, each of the other P - p
+ranks sends its buffer to one of these p ranks, which returns the result at the end (Thakur et al. 2005, section 4.5).
 """
 
 from collections.abc import Callable
@@ -108,7 +108,7 @@ DOMINATED: dict[str, dict[str, Algorithm]] = {
 }
 """Algorithms that can be measured but never cost less than the best of ALGORITHMS. Naive: one rank receives the buffers
 of all others, one after the other, and sends each the result. Tree: a binomial tree, first to its root and then back.
-Direct: one all-to-all, with which an all-reduce sends the whole buffer to each other rank."""
+Direct: one all-to-all, with which an all-reduce sends the whole buffer to every other rank."""
 
 
 def cost(kind: str, algorithm: str, ranks: int) -> Cost:

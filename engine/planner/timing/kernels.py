@@ -1,4 +1,4 @@
-"""Seconds of operations on one device, without communication: matmuls, attention, pointwise work.
+"""Seconds that operations take on one device, without communication: matmuls, attention, pointwise work.
 
 A matmul of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)) seconds. The terms with `half`
 account for partial tiles at the edges, for a last wave that does not fill the device, and for the start and end of each

@@ -57,9 +57,9 @@ def _scaled(row: MeasuredCollective, size: float, ranks: int) -> tuple[float, st
 def similar(
     rows: Sequence[MeasuredCollective], kind: str, ranks: int, stride: int
 ) -> list[MeasuredCollective]:
-    """The rows of the measured group that is most similar to a group of `ranks` ranks with this stride. Returns an
-    empty list if the collective was not measured. A hierarchical algorithm is used only for the number of ranks with
-    which it was measured."""
+    """The measurements of the group that is most similar to a group of `ranks` ranks with this stride. Returns an empty
+    list if the collective was not measured. A hierarchical algorithm is used only for the number of ranks with which it
+    was measured."""
     rows = [row for row in rows if row.kind == kind and row.axis != "control"]
     if not rows:
         return []

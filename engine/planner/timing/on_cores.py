@@ -65,7 +65,7 @@ class CoreKernels(Kernels):
 
 
 class CoresStep(Step):
-    """Computes the time of a step on shared cores as the sum of the times that its causes take (see `Step`)."""
+    """Computes the time of a step on shared cores as the sum of its parts (see `Step`)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release, measured: Measurement):
         super().__init__(job, hardware, release)

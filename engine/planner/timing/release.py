@@ -25,11 +25,11 @@ class Release(Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def releases() -> dict[str, Release]:
-    """The known releases by name."""
+    """The known framework releases by name."""
     text = resources.files(__package__).joinpath("releases.toml").read_text()
     return msgspec.convert(tomllib.loads(text), dict[str, Release])
 
 
 def release(name: str | None) -> Release:
-    """The release of this name. None stands for the engine itself, whose factor is 1."""
+    """The values of a framework release. None stands for the engine itself, whose factor is 1."""
     return Release() if name is None else releases()[name]

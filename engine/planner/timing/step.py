@@ -88,7 +88,7 @@ Blocks = tuple[Pass, Pass, Pass]
 
 
 class Step:
-    """Computes the time of a step as the sum of the times that its causes take (computation, bubble, sends, ...)."""
+    """Computes the time of a step as the sum of its parts (computation, bubble, sends, ...)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
@@ -141,8 +141,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval, as ratios of measured to predicted time, in which the middle 85 % of published results lie. It
-        is wider if the framework's release is unknown."""
+        """The interval, as ratios of measured to predicted time, in which the middle 85 % of published results lie. The
+        interval is wider if the framework's release is unknown."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
@@ -211,8 +211,8 @@ class Step:
         passes of a micro-batch take `forward` and `backward` seconds.
 
         At ZeRO 0, gradients are summed by an all-reduce, which costs as much as a reduce-scatter and an all-gather. At
-        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3, they are reduced
-        in each micro-batch, unless gradients are kept whole until the end of the step.
+        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3, gradients are
+        reduced in each micro-batch, unless they are kept unsharded until the end of the step.
 
         Weights are gathered while the forward pass runs. At ZeRO 3, weights are gathered for each use, in the forward
         pass and in the backward pass.

@@ -34,8 +34,8 @@ def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> f
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of those operations of a mixer that use no weights: scores and weighted values of
-    attention, or the state-space scan."""
+    """Forward FLOPs per token of those operations of a mixer that use no weights: the attention scores and the weighted
+    sum of values, or the state-space scan."""
     match mixer:
         case Attention():
             keys = mean_keys(seq_len, mixer.window, causal)
@@ -63,7 +63,7 @@ def layer_flops(model: Transformer, layer: Layer, seq_len: int, causal: bool = T
 
 def head_flops(model: Transformer) -> float:
     """Forward FLOPs per token of the head, with tied or untied weights. Multi-token prediction runs the head once more
-    per prediction."""
+    for each further token that it predicts."""
     return float(MULTIPLY_ADD * model.d_model * model.vocab)
 
 
@@ -76,7 +76,7 @@ def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> floa
 
 def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
     """Forward FLOPs per token of multi-token prediction: its layers, the projections of hidden state and embedding, and
-    one run of the head per prediction."""
+    one pass through the head for each predicted token."""
     if not model.mtp_layers:
         return 0.0
     mixing = mixing_flops(model.layers[-1].mixer, seq_len, causal)
@@ -108,8 +108,8 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
     """FLOPs per token of the operations of a layer that the backward pass recomputes.
 
-    Mode "full" recomputes the whole layer. Mode "selective" recomputes scores, softmax and weighted values in
-    Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its
+    Mode "full" recomputes the whole layer. Mode "selective" recomputes scores, softmax and the weighted sum of values
+    in Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its
     projections in the engine.
     """
     match job.recompute:

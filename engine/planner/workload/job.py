@@ -39,7 +39,7 @@ class Job:
     `aux_loss` and `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
-    sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
+    sent to another node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
     (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the matmuls of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
@@ -111,8 +111,7 @@ class Job:
 
     @property
     def efsdp(self) -> int:
-        """Number of ranks that hold the same experts within one stage and one replica; ZeRO shards the experts over
-        these ranks."""
+        """Number of ranks over which data parallelism shards an expert, within one stage and one replica."""
         return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
 
     @property

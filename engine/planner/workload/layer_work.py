@@ -128,8 +128,8 @@ class Operations:
 
 
 def _of_experts(op: Operation) -> bool:
-    """Whether this is an all-to-all of experts. The all-to-all that returns the experts' outputs is recomputed, because
-    the backward pass needs these outputs for the gradients of the routing weights."""
+    """Whether this is an all-to-all of experts. Recomputation repeats the all-to-all that returns the experts' outputs,
+    because the backward pass needs these outputs for the gradients of the routing weights."""
     return isinstance(op, Collective) and op.axis == "ep"
 
 
@@ -203,10 +203,10 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Add scores, softmax and weighted values, with the exchange over cp. `apart`: these operations run in separate
-    kernels. This is assumed for attention windows with sinks, because Megatron-Bridge uses separate kernels for sinks
-    if Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with
-    this assumption."""
+    """Add the attention scores, the softmax and the weighted sum of values, with the exchange over cp. `apart`: these
+    operations run in separate kernels. This is assumed for attention windows with sinks, because Megatron-Bridge uses
+    separate kernels for sinks if Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss
+    on H100 and B300 only with this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]

@@ -1,7 +1,7 @@
 """The weights of each kind of layer: names, shapes, and how tensor and expert parallelism split them.
 
 Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine split most weights in the same
-way, so this list serves both. Where they differ, the code that uses the list checks `Job.framework`.
+way, so this list serves both. Where the two frameworks differ, the code that uses the list checks `Job.framework`.
 """
 
 from dataclasses import dataclass

@@ -172,8 +172,9 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     the last step's factor (Vogels et al. 2019).
 
     `matrices`: [b, m, n] each. `starts`: the initial factors, [b, n, r] each, equal on all replicas. The initial
-    factors of the next step are appended to the list `after`. P is an orthonormal basis of sum(M Q), and the result is
-    the projection P P^T sum(M). Each replica sends its M Q and its M^T P, and both are summed over the replicas.
+    factors of the next step are appended to the list `after`. The columns of P are an orthonormal basis of the column
+    space of sum(M Q), and the result is the projection P P^T sum(M). Each replica sends its M Q and its M^T P, and both
+    are summed over the replicas.
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
     flat = _flattened(bases)
@@ -190,7 +191,7 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
 
 
 def _basis(x: Tensor) -> Tensor:
-    """For each matrix, an orthonormal basis of its columns; all NaN if any element of `x` is not finite."""
+    """For each matrix, an orthonormal basis of its column space; all NaN if any element of `x` is not finite."""
     finite = x.isfinite().all()
     basis = torch.linalg.qr(torch.where(finite, x, 0.0))[0]
     return torch.where(finite, basis, torch.nan)

@@ -46,8 +46,8 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Start collectives up to and including the next one that must be waited for. On a GPU the host waits for none
-        of them, because the stream orders them, so this call queues all collectives of the reduction."""
+        """Start collectives up to and including the next one that must be waited for. On a GPU the host does not wait
+        for collectives, because the stream orders them, so this call queues all collectives of the reduction."""
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes
@@ -64,7 +64,7 @@ class Running:
 
 
 class Compression:
-    """Sums the gradients of one rank over its replicas, and keeps the residuals.
+    """Sums the gradients of this rank's shards over the replicas, and keeps the residuals.
 
     `residuals` and `factors` (from which PowerSGD starts) are those of the last step that updated the weights.
     """
@@ -96,8 +96,8 @@ class Compression:
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Without replicas there is no compression. In this case, add the residuals that are left from an earlier
-        layout to the gradients."""
+        """With a single replica, gradients are not compressed, so add residuals that an earlier layout left to the
+        gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:

@@ -199,7 +199,7 @@ class Records:
     # ---------------------------------------------------------------------------------------- every second
 
     def pulses(self, step: int, operations: Iterable[Operation]) -> Iterator[NDArray[np.uint8]]:
-        """The packed pulses of the ranks of each operation."""
+        """The packed pulses of all ranks that take part in an operation: one array per operation."""
         for operation in operations:
             if len(operation.ranks):
                 template = Template(partial(_pulse_of, step, operation.doing))

@@ -63,7 +63,8 @@ def read_text(layout: Layout, section: str = "data") -> Text:
 
 
 def validation_text(layout: Layout) -> Text | None:
-    """The text of [validation]; None if the layout measures no validation loss. Raises RefusedError."""
+    """The text that the layout's section [validation] names; None if the run measures no validation loss. Raises
+    RefusedError."""
     wanted = layout.validation
     if not wanted.every:
         return None

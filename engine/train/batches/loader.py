@@ -30,7 +30,7 @@ Read = Callable[[int, int, int], HostBatch]
 
 
 class Loader:
-    """Returns the batches that `read` produces, and reads up to `depth` steps ahead.
+    """Provides the batches that `read` returns, and reads up to `depth` steps ahead.
 
     If two successive calls of `get` do not request consecutive steps, or differ in `first` or `count`, reading restarts
     at the requested step. `get` raises the errors of `read`. With depth 0, `get` reads the batch itself, without a

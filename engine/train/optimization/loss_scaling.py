@@ -2,8 +2,8 @@
 
 Gradients below 6e-8 would underflow to zero in fp16. So the loss is multiplied by a scale before the backward pass, and
 the gradients are divided by the scale. If a gradient overflows, the step is skipped and the scale is multiplied by
-`backoff`; after `interval` steps in a row without overflow, the scale is multiplied by `growth`. All ranks make this
-decision from the same gradient norm.
+`backoff`; after `interval` steps in a row without overflow, the scale is multiplied by `growth`. All ranks decide from
+the same gradient norm whether to skip a step.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""Measures whether the app's memory stops growing over the steps of an hour, while all screens are shown in turn.
+"""Measures whether the app's memory stops growing while it receives as many steps as a run with ten steps per second
+trains in an hour, and shows all screens in turn.
 
     python -m tests.bench hour [--quick] [ranks=64]
 
-The app runs headless with 200 x 60 cells. A thread feeds the app's store with the records of a scripted run as fast as
-it can, and decodes each record as if it came from a socket. The benchmark prints the resident memory of the process,
-and how much of it the store takes.
+The app runs headless at 200 x 60 cells. A thread feeds the app's store with the records of a scripted run as fast as it
+can, and decodes each record as if it came from a socket. The benchmark prints the resident memory of the process, and
+how much of it the store takes.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Measures the screens through a real pseudo-terminal on simulated runs with about ten steps a second.
+"""Measures the screens through a real pseudo-terminal on simulated runs that complete about ten steps per second.
 
     python -m tests.bench screens [--quick] [ranks=1024]
 
@@ -96,7 +96,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def simulated(world: int) -> Iterator[Path]:
-    """A simulated run of `world` ranks with about ten steps a second."""
+    """A simulated run of `world` ranks that completes about ten steps per second."""
     overrides = [word.format(dp=world // 8, batch=world // 2) for word in SMALL]
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
@@ -200,7 +200,7 @@ def _report_keys(what: str, seconds: list[float]) -> None:
 
 
 def _help_s(terminal: Terminal) -> float:
-    """Seconds from a key press until its effect is written: help opens, then closes."""
+    """Seconds from the key press that opens the help until the app has written the help; then closes the help."""
     took = _key_s(terminal, b"?", b"closes")
     terminal.press(b"\x1b")
     terminal.read(0.3)

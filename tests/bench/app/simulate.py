@@ -3,7 +3,7 @@
     python -m tests.bench simulate [--quick]
 
 Each run takes ten minutes (--quick: one minute). Every ten seconds the benchmark changes a knob and waits until all
-ranks have applied the change. The app draws its overview of 200 x 60 cells without a terminal. CPU time is in percent
+ranks have applied the change. The app renders its overview screen headless at 200 x 60 cells. CPU time is in percent
 of one core; memory is resident memory in MiB.
 """
 

@@ -83,7 +83,7 @@ class Batch:
 
 
 class Sender:
-    """One connection to the hub, of a rank or of a relay that serves the ranks of its node."""
+    """The connection to the hub of one rank, or of one relay that serves the ranks of its node."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)

@@ -10,8 +10,8 @@ alternates between three settings and measures each: the initial one, the one th
 fixed one. The cost of the trials is the additional time of the steps with values that the autopilot did not keep. If an
 alert stops the command, the benchmark starts it again, as an operator who has read the alert would do.
 
-The times of simulated jobs come from the planner that also predicts them, so these jobs check the autopilot's choices
-and not the predictions. The two jobs that are not simulated check both the choices and the predictions.
+The times of simulated jobs come from the planner that also predicts them, so these jobs test the autopilot's choices
+and not the predictions. The two jobs that are not simulated test both the choices and the predictions.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ class Watcher:
         return not (answer.why or full or DOES_NOT_FIT in peak.source)
 
     def use(self, values: Changes) -> None:
-        """Change the knobs to `values`."""
+        """Set the knobs to `values`, and wait until the change is applied."""
         changes = {name: to for name, to in values.items() if self.values([name])[name] != to}
         if changes:
             command = wait_for_command(self.client, self.client.propose(changes), PATIENCE_S)
@@ -204,8 +204,8 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Additional time in ms of the steps with knob values that were later taken back, relative to the mean step
-        time before each change."""
+        """Additional time in ms of the steps with knob values that were later reverted, relative to the mean step time
+        before each change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))

@@ -1,9 +1,10 @@
 """Calibrates and checks the interval for the ratio of two predicted step times (`engine.planner.search.order`).
 
-A pair is two published rows of the same work: same source, model, GPUs, batch, precision and release. The error of a
-pair is the difference between the log errors of its two rows. The limits of the interval are quantiles of the errors of
-pairs whose source was left out of the fit. The planner decides which layout of a pair is faster if the predicted ratio
-exceeds its limit, or if one layout takes longer in total and saves no time in any cause (computation, bubble, ...).
+A pair is two published rows of the same work: same source, release, model, GPUs, batch, sequence length and precision.
+The error of a pair is the difference between the log errors of its two rows. The limits of the interval are quantiles
+of the errors of pairs whose source was left out of the fit. The planner decides which layout of a pair is faster if the
+predicted ratio exceeds its limit, or if both layouts split their layers in the same way and one of them takes longer in
+total and is not faster in any phase (computation, bubble, ...).
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ LEVELS = (0.85, 0.9, 0.95, 0.98)  # shares of the pairs whose ratio an interval 
 
 
 class Predicted(NamedTuple):
-    """A published row and its prediction: log(predicted / measured), and the predicted seconds for each cause
+    """A published row and its prediction: log(predicted / measured), and the predicted seconds of each phase
     (computation, bubble, ...)."""
 
     row: Row
@@ -32,7 +33,8 @@ class Predicted(NamedTuple):
 
 class Pair(NamedTuple):
     """The log ratio of two layouts' step times, as predicted and as measured. `same`: whether both layouts split their
-    layers in the same way. `worse`: whether one layout takes longer in total and saves no time in any cause."""
+    layers in the same way. `worse`: whether one of two layouts that split their layers in the same way takes longer in
+    total and is not faster in any phase."""
 
     source: str
     same: bool
@@ -65,7 +67,7 @@ class Calls(NamedTuple):
 
 
 def ratios(predicted: Iterable[Predicted]) -> list[Pair]:
-    """All pairs of rows that measure the same work."""
+    """The pairs of all rows that are layouts of the same work (`Row.layouts`)."""
     same: defaultdict[object, list[Predicted]] = defaultdict(list)
     for one in predicted:
         same[one.row.layouts].append(one)
@@ -81,7 +83,7 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """The limits that the log errors of the share `held` of the pairs do not exceed: one limit for pairs that split
+    """Limits on the log errors such that the share `held` of the pairs is within them: one limit for pairs that split
     their layers in the same way (key True), and one for other pairs. A limit is infinite if there are no pairs of its
     kind."""
     found = {}

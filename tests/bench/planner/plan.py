@@ -28,7 +28,7 @@ from tests.bench.published.rows import Row, rows
 @dataclass(frozen=True)
 class Result:
     """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval. `phases`:
-    the predicted seconds for each cause (computation, bubble, ...)."""
+    the predicted seconds of each phase (computation, bubble, ...)."""
 
     row: Row
     low: float

@@ -135,7 +135,7 @@ def order(found: list[Result]) -> str:
 
 
 def sent(found: list[Result]) -> list[str]:
-    """A line with the number of planned byte counts that equal the measured ones, and a line for each rank and axis
+    """A line with the number of predicted byte counts that equal the measured ones, and a line for each rank and axis
     whose counts differ."""
     compared, wrong = 0, []
     for result in found:

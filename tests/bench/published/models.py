@@ -91,9 +91,9 @@ def hybrid(
     mixers: tuple[StateSpace, Attention],
     mlp: Dense | Experts,
 ) -> Transformer:
-    """A model with separate state-space, feed-forward and attention layers, spread evenly. `counts` is the number of
-    state-space, feed-forward and attention layers. Without a pipeline, the order of the layers does not affect the
-    times."""
+    """A model with separate state-space, feed-forward and attention layers; the layers of each kind are spread evenly
+    over the model. `counts` is the number of state-space, feed-forward and attention layers. Without a pipeline, the
+    order of the layers does not affect the times."""
     scan, attention = mixers
     kinds = (Layer(scan, None), Layer(None, mlp), Layer(attention, None))
     places = sorted((n / count, kind) for kind, count in enumerate(counts) for n in range(count))
@@ -207,7 +207,8 @@ PLAIN = {_plain(name): model for name, model in MODELS.items()}
 
 
 def find(name: str) -> Transformer | None:
-    """The model with this name in any spelling, or None if its sizes are not known."""
+    """The model with this name, or None if its sizes are not known. Case, punctuation and suffixes such as `pretrain`
+    are ignored."""
     base = re.sub(r" \((tokendrop|dropless)\)", "", name)
     return MODELS.get(name) or PLAIN.get(_plain(base))
 

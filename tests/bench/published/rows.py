@@ -22,7 +22,8 @@ PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 @dataclass(frozen=True)
 class Row:
     """One measured layout. If `job` is None, the planner cannot predict the row, and `note` gives the reason. Rows with
-    equal `layouts` are layouts of the same work: same source, model, GPUs, batch and precision."""
+    equal `layouts` are layouts of the same work: same source, release, model, GPUs, batch, sequence length and
+    precision."""
 
     source: str
     model: str
@@ -207,7 +208,7 @@ def nearest(release: str) -> str:
 
 
 def without_model(source: str, row: dict[str, str], release: str, seconds: float) -> Row | None:
-    """If models.py lacks the row's model, a row without a job, whose note gives the reason; else None."""
+    """A row without a job, with a note that gives the reason, if models.py does not have the row's model; else None."""
     name = row["model"]
     if models.find(name) is None:
         reason = models.NO_MODEL.get(name, "the sizes of its model are not in models.py")

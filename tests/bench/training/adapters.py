@@ -296,8 +296,8 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
 
 
 def work(folder: Path, kinds: list[str], began_s: float) -> None:
-    """Take part in all training runs as one rank. Rank 0 writes the measurements, one line per pair of runs, with and
-    without the adapter.
+    """Run this process as one rank of every training run. Rank 0 writes the measurements, one line per pair of runs,
+    with and without the adapter.
 
     `began_s`: the time at which the benchmark started, as `time.time()` gave it.
     """

@@ -1,4 +1,4 @@
-"""Measures how long a save stops training. Compares a copy into the buffers of the previous save, a copy into new
+"""Measures how long a save interrupts training. Compares a copy into the buffers of the previous save, a copy into new
 memory, a save in the background, and a save that is written before training continues. The run has one rank."""
 
 import tempfile

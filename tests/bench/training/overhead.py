@@ -3,8 +3,8 @@
 There is one run for each combination of rank count and step size. With telemetry on, all ranks send the default records
 to a hub on the same machine; with telemetry off, agents send nothing and their threads sleep. With control on, the
 ranks vote at each step boundary; with control off, they do not. The ratio of mean step times is the median over ABBA
-groups, with a bootstrap interval. The benchmark also measures the CPU time of agent and hub, and the CPU time in which
-the trainer's thread prepares and sends messages: the difference between telemetry on and off, as a share of the step.
+groups, with a bootstrap interval. The benchmark also measures the CPU time of agent and hub, and the CPU time that
+telemetry adds to the trainer's thread (preparing and sending messages), relative to the step time.
 """
 
 import json
@@ -42,7 +42,7 @@ RESAMPLES = 10_000
 
 
 class NoVote:
-    """Replaces the vote at a step boundary; it does nothing."""
+    """Does nothing at a step boundary, in place of the vote."""
 
     def begin(self, step: int, stop: bool) -> None:
         self._stop = stop
@@ -84,7 +84,7 @@ def measure(context: RankContext, size: str) -> None:
         return took
 
     def agreed(value: float) -> float:
-        """Broadcast rank 0's value."""
+        """Broadcast rank 0's value, and return it on all ranks."""
         word = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(word, 0)
         return float(word)

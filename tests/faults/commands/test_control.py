@@ -207,8 +207,8 @@ def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Ope
 
 
 def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened: Opened) -> None:
-    """A rank that has applied a command may have sent its ack to the killed hub only. If its hello to the new hub comes
-    without the ack, the hub requests another hello, and the rank repeats the ack after it."""
+    """A rank that has applied a command may have sent its ack to the killed hub only. If the rank's hello to the new
+    hub comes without that ack, the hub requests another hello, with which the rank repeats the ack."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]
     shown = BoardMessage(0, 0, board.digest(), board.states())

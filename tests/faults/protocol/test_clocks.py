@@ -42,7 +42,7 @@ class OffFleet(Fleet):
 def test_a_command_survives_a_hub_restart_with_wrong_clocks(
     off_s: float, own_hub: HubProcess, opened: Opened
 ) -> None:
-    """The hub must not assign a command to an earlier process because the leader's clock is ahead."""
+    """Even if the leader's clock is ahead, the hub must not assign a command to an earlier process."""
     fleet, client = (
         opened(OffFleet(own_hub.endpoints.ranks, off_s)),
         opened(Client(own_hub.endpoints.clients)),

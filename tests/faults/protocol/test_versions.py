@@ -1,8 +1,8 @@
-"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. Agent and hub work together as far as
-both releases allow.
+"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. Within one major version of the
+protocol, they work together with the messages and fields that both know.
 
-The tests use plain sockets to act as the other release: they omit fields that an older release lacks, and add invented
-fields for a newer one.
+The tests use plain sockets to act as the other release: for an older release they omit fields, and for a newer one they
+add invented fields.
 """
 
 from collections.abc import Iterator

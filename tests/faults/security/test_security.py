@@ -1,7 +1,7 @@
-"""Faults 8, 11, and 10 over TCP: hostile and unauthorised connections to a hub's port.
+"""Faults 8 and 11, and fault 10 over TCP: hostile and unauthorised connections to a hub's port.
 
-Without a valid key, no message is accepted. With a key, the role of the key determines which messages are allowed. The
-role is checked for every message, because a key may be revoked while its connection is open.
+Without a valid key, no message is accepted. For a connection with a valid key, the key's role determines which messages
+are allowed. The role is checked for every message, because a key may be revoked while its connection is open.
 """
 
 import os
@@ -203,7 +203,8 @@ def test_an_unlisted_key_is_refused_with_the_reason(guarded: Guarded, opened: Op
 
 
 def test_the_screen_shows_why_updates_stopped(guarded: Guarded) -> None:
-    """A cockpit is connected to the run. After its key is revoked, the diagnosis line shows why updates stopped."""
+    """A cockpit is connected to the run. After the cockpit's key is revoked, its diagnosis line shows why updates
+    stopped."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
     source = LiveSource(guarded.url, key=key)

@@ -1,8 +1,8 @@
-"""A user's own loop with `DistributedDataParallel`. Two added lines, `join_ranks` and `agent.step()`, show it in the
-cockpit; each knob and each action is one more line.
+"""A user's own loop with `DistributedDataParallel`. With two added lines, `join_ranks` and `agent.step()`, the job
+appears in the cockpit; each knob and each action needs one more line.
 
-torchrun ddp_job.py '{"folder": ..., "accumulation": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json, by
-update.
+torchrun ddp_job.py '{"folder": ..., "accumulation": 2, ...}'. Rank 0 writes its loss for each update to
+FOLDER/losses.json.
 """
 
 import json
@@ -21,7 +21,7 @@ FEATURES, BATCH, UPDATES = 16, 4, 2000
 
 
 class State:
-    """What the knobs and actions change."""
+    """The variables that the knobs and actions change."""
 
     def __init__(self, accumulation: int) -> None:
         self.accumulation = accumulation

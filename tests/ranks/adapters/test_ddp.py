@@ -1,4 +1,4 @@
-"""`join_ranks` in a real job of two ranks: a loop of the user's own with DistributedDataParallel."""
+"""`join_ranks` in a real job of two ranks: a user's own training loop with DistributedDataParallel."""
 
 from pathlib import Path
 

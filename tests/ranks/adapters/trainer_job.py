@@ -1,4 +1,5 @@
-"""A user's fine-tuning script with transformers' `Trainer`: a tiny Mixtral with random weights, and two added lines.
+"""A user's fine-tuning script with transformers' `Trainer`: a tiny Mixtral with random weights, and two added lines for
+the cockpit.
 
 torchrun trainer_job.py '{"folder": ..., "accumulation": 2, "max_steps": 40, ...}'. Rank 0 writes the loss of each
 step, averaged over all ranks, to FOLDER/losses.json.
@@ -39,7 +40,7 @@ class InOrder(Trainer):
 
 
 class Losses(TrainerCallback):
-    """Writes loss, gradient norm and learning rate of each step; ends after step `steps`."""
+    """Writes loss, gradient norm and learning rate of each step, and stops the training after step `steps`."""
 
     def __init__(self, file: Path, steps: int | None) -> None:
         self.file, self.steps = file, steps

@@ -94,8 +94,8 @@ def expected(
 
 
 def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, float]:
-    """The planner's bytes for each axis but `control`, given the number of rows that this rank sent to experts on other
-    ranks. For `control`, the planner also counts statistics, which this driver does not send."""
+    """The planner's bytes for each axis except `control`, given the number of rows that this rank sent to experts on
+    other ranks. For `control`, the planner also counts statistics, which this driver does not send."""
     rank, grid = trainer.world.rank, layout.ranks
     to = _rows_to(rank, grid.ep, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     counted = traffic(Job.of(layout), rank, sum(rows for peer, rows in to.items() if peer != rank))
@@ -103,7 +103,7 @@ def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[s
 
 
 def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
-    """Bytes that a layer's router sends to every other slice of one sequence."""
+    """Bytes that a layer's router sends to each of the other slices of a sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
@@ -131,8 +131,8 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:
-    """The bytes of moved experts that this rank sends to each global rank, with AdamW's two moments. The experts of an
-    ep rank are a stack, which is sharded over efsdp."""
+    """The bytes of moved experts that this rank sends to each global rank, including AdamW's two moments. The experts
+    of an ep rank are stacked in one tensor, which is sharded over efsdp."""
     model, grid, me = layout.model, layout.ranks, trainer.world.rank
     assert model.moe
     E, of_a_stage = model.moe.experts, grid.efsdp * grid.ep

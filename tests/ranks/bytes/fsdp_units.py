@@ -149,7 +149,7 @@ def planned_exchanges(layout: Layout, trainer: Trainer) -> Exchanges:
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
-    """This rank's stages without FSDP, with its tensor shards and its experts."""
+    """This rank's stages without FSDP, with its tp shards and its experts."""
     weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)

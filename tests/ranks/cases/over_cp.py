@@ -1,5 +1,5 @@
-"""Parity cases over cp, as overrides of the small layout: each method alone, then combinations. All cases run in fp64
-with SGD. If ep is larger than dp_shard, experts are also distributed over cp and tp ranks.
+"""Parity cases with context parallelism (cp), as overrides of the small layout: each method alone, then combinations.
+All cases run in fp64 with SGD. If ep is larger than dp_shard, experts are also distributed over cp and tp ranks.
 """
 
 OVER_CP = {

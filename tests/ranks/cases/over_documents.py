@@ -1,4 +1,4 @@
-"""Parity cases of attention within documents: sequences that pack many short documents, over every axis."""
+"""Parity cases of attention within documents, with every grid axis; most have sequences of many short documents."""
 
 from tests.ranks.cases.case import (
     BF16,

@@ -1,4 +1,4 @@
-"""Parity cases with a user's own model instead of the engine's (tests/ranks/models/gpt.py), in fp64."""
+"""Parity cases in fp64 with a user's own model (tests/ranks/models/gpt.py) instead of the built-in model."""
 
 from tests.ranks.cases.case import FULL, SGD, ZEROED, Case, alone
 

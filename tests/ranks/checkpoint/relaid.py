@@ -1,4 +1,4 @@
-"""Runs a layout in fp64 through the launcher, and prints its events: ``relaid.py RUN_DIR section.key=value ...``"""
+"""Runs a layout in fp64 with the launcher and prints the run's events: ``relaid.py RUN_DIR section.key=value ...``"""
 
 import sys
 from pathlib import Path

@@ -1,10 +1,11 @@
-"""Runs that save, resume and change knobs; test_resume.py compares their results. They run in fp64, so that rounding
-differences are small.
+"""Runs that save, resume and change knobs; test_resume.py compares their results. All runs are in fp64, so that
+rounding differences are small.
 
-    python -m tests.ranks.checkpoint.resume FOLDER
+    python -m tests.ranks.checkpoint.resume FOLDER SCENARIO ...
 
-One driver imports torch once and forks the ranks of one scenario after the other. Each run writes checkpoints, and a
-`.json` file with losses and gradient norms by step; the last checkpoint has the final parameters and optimizer state.
+The driver imports torch once, runs the scenarios one after another, and forks the ranks of each run. Each run writes
+checkpoints, and a `.json` file with losses and gradient norms by step; the last checkpoint has the final parameters and
+optimizer state.
 """
 
 import json
@@ -260,7 +261,7 @@ def mtp(folder: Path) -> None:
 
 
 def own_model(folder: Path) -> None:
-    """Run `one_after_the_other` for a model that is not the engine's own."""
+    """Run `one_after_the_other` for a user's own model instead of the built-in model."""
     one_after_the_other(folder, [*SMALL, *GPT, *ADAMW, "model.layers=4", "knobs.micro_batches=4"], OWN_MODEL)
 
 

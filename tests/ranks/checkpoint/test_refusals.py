@@ -45,7 +45,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
-    """Files have the names of the checkpoint folders, so no rank can save. Training continues until the last step."""
+    """Ordinary files already have the names of the checkpoint folders, so no rank can save. Training continues until
+    the last step."""
     checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):

@@ -1,4 +1,4 @@
-"""Saving and resuming: with another layout, after kills, after knob changes, and from the real command line."""
+"""Saving and resuming: with another layout, after kills, after knob changes, and with the command `engine run`."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Compressed gradients in whole runs: equal replicas, clipping, lossless settings, checkpoints, other layouts."""
+"""Gradient compression in complete runs: equal replicas, clipping, lossless settings, checkpoints, other layouts."""
 
 import json
 from collections import defaultdict

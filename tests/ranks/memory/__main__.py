@@ -1,12 +1,11 @@
-"""A driver that measures the memory of live tensor storages on each rank, and writes it with the planner's numbers.
+"""Measures the memory of live tensor storages on each rank, and writes it to a file with the planner's prediction.
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank writes `RANK.json`. The file has the peak during start-up, the bytes of the rank's shards, and the measured
-and planned peak of a step. For small models without a pipeline, the file also has the measured and planned bytes that
-the forward pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows.
-`start_resident` and `peak_resident` are the process's peak resident memory during start-up and until the end of the
-measured step.
+Each rank writes `RANK.json`, with its peak during start-up, the bytes of its shards, and the measured and planned peak
+of a step. For small models without a pipeline, the file also contains the measured and planned bytes that the forward
+pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows. `start_resident` and
+`peak_resident` are the process's peak resident memory during start-up and until the end of the measured step.
 """
 
 import json

@@ -3,7 +3,8 @@ bf16 layout, all computations are in fp64.
 
     python -m tests.ranks.models.live_samples FOLDER NAME ...
 
-FOLDER/NAME.json has, for each of the two runs, what each rank measured and computed, and the generated tokens.
+FOLDER/NAME.json contains, for each of the two runs, each rank's meter readings, losses and final state, and the
+generated tokens.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Trains models on four ranks, and runs their checkpoints in other layouts with attention caches; test_sampling.py
-compares the results. All computations are in fp64, so that rounding differences are small.
+"""Trains models on four ranks, then loads their checkpoints in other layouts and generates text with attention caches;
+test_sampling.py compares the results. All computations are in fp64, so that rounding differences are small.
 
     python -m tests.ranks.models.sampling FOLDER KIND
 
@@ -43,7 +43,7 @@ GRIDS = {
     "pp": ["grid.pp=2"],
     "pp tp ep": ["grid.pp=2", "grid.tp=2", "grid.ep=2"],
 }
-PASSES = (5, 1, 3, 1)  # tokens of each pass; none but the last two are multiples of tp
+PASSES = (5, 1, 3, 1)  # tokens of each pass; none is a multiple of tp = 2
 
 
 def begin(context: RankContext, layout: Layout) -> Meter:

@@ -1,5 +1,5 @@
-"""After import, two steps of fine-tuning on several ranks and export, the weights equal those of a plain loop with
-transformers."""
+"""A Hugging Face model is imported, fine-tuned for two steps on several ranks, and exported; its weights then equal
+those from a plain training loop with transformers."""
 
 import subprocess
 import sys

@@ -72,8 +72,8 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
 
 
 def refusing_rank(world: int) -> int:
-    """The rank that refuses 16 micro-batches, as if its memory did not suffice. It is on the last stage and is not the
-    leader."""
+    """The rank that refuses 16 micro-batches, as if its memory did not suffice. This rank is on the last stage and is
+    not the leader."""
     return min(5, world - 1)
 
 

@@ -1,5 +1,5 @@
-"""Counts the parity cases that contain each part of the engine: the cases on at most one grid axis, and the cases on
-several axes.
+"""Counts the parity cases that cover each part of the engine: the cases that use at most one grid axis, and the cases
+that use several.
 
 python -m tests.ranks.parity.parts
 """
@@ -54,7 +54,7 @@ def axes_of(layout: Layout) -> list[str]:
 
 
 def counts() -> dict[str, tuple[int, int]]:
-    """Maps each part to the number of its cases on at most one axis, and the number of its cases on several axes."""
+    """Maps each part to two numbers: of the cases that use at most one axis, and of the cases that use several axes."""
     found = {}
     layouts = [case.layout for case in CASES.values()]
     for part, has in PARTS.items():

@@ -1,4 +1,5 @@
-"""Each part of the engine is in a parity case on at most one grid axis, and in at least six cases on several axes."""
+"""Each part of the engine is covered by a parity case that uses at most one grid axis, and by at least six cases that
+use several axes."""
 
 from tests.ranks.parity.parts import MIXES, counts
 

@@ -1,4 +1,4 @@
-"""The trace of a run, step by step, and the operator that proposes the changes of its script."""
+"""The trace of a run, step by step, and the simulated operator that proposes the changes in the case's script."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +63,7 @@ def whole(grad: Tensor | None) -> Tensor:
 
 
 def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add `more` to `tensors`. A tensor that is in both (a tied embedding) must be bit-identical."""
+    """Add `more` to `tensors`. A tensor that both contain (a tied embedding) must be bit-identical."""
     for name in tensors.keys() & more.keys():
         assert torch.equal(tensors[name], more[name]), f"copies of {name} differ"
     tensors |= more

@@ -1,6 +1,6 @@
-"""A user's training script that knows nothing of the cockpit: DistributedDataParallel over gloo.
+"""A user's training script without any code for the cockpit: DistributedDataParallel over gloo.
 
-torchrun plain_job.py STEPS PAUSE_S. Rank 0 prints the last loss and the sum of the weights, with all digits.
+torchrun plain_job.py STEPS PAUSE_S. Rank 0 prints the last loss and the sum of the weights in full precision.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A wrapped job of eight ranks hangs because one rank skips a collective: the rank and its line of code are named."""
+"""A wrapped job of eight ranks hangs when one rank skips a collective: the log names the rank and its current line."""
 
 import json
 import subprocess

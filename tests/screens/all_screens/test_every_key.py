@@ -1,6 +1,7 @@
 """Every key of every screen and dialog, at each size and with each number of colours.
 
-At each place the test presses all active key bindings: those in the tables of `cockpit.tui.keys`, and Textual's own.
+On each panel and in each dialog, the test presses all active key bindings: those in the tables of `cockpit.tui.keys`,
+and Textual's own.
 """
 
 import asyncio
@@ -87,7 +88,7 @@ class Walk:
         )
 
     def keys(self, of: Screen[Any] | None = None) -> Iterator[str]:
-        """The keys that work now; with `of`, only those of this screen and its widgets."""
+        """The keys that work now; with `of`, only those of the screen `of` and its widgets."""
         for key, active in list(self.app.screen.active_bindings.items()):
             if of is None or (active.node is not self.app and active.node.screen is of):
                 self.pressed.add(active.binding.id or key)
@@ -146,7 +147,7 @@ class Walk:
         assert isinstance(self.app.screen, RunScreen), type(self.app.screen).__name__
 
     async def to_panel(self, name: str, panel: str) -> None:
-        """Show a panel of a screen as it is after the app starts: nothing is frozen, zoomed, filtered or selected."""
+        """Show a panel of a screen in its initial state: nothing is frozen, zoomed, filtered or selected."""
         await self.close_dialogs()
         if self.app.shown is not self.app.store:
             self.app.action_freeze()

@@ -1,4 +1,4 @@
-"""The ten questions of docs/operate/operator.md, each answered from a cold start in at most three key presses."""
+"""The ten questions of docs/operate/operator.md, each answered in at most three key presses after the app starts."""
 
 import re
 from collections.abc import Callable, Iterator

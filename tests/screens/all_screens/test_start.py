@@ -1,4 +1,5 @@
-"""The cost of starting the app and of opening a screen, measured as counts of work rather than as times."""
+"""The cost of starting the app and of opening a screen, checked by counting operations such as imports, not by
+measuring times."""
 
 import subprocess
 import sys

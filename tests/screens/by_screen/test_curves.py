@@ -1,4 +1,5 @@
-"""The curves screen: any metric, one axis and one cursor for all charts, marks, and a comparison with three keys."""
+"""The curves screen: any metric, one axis and one cursor for all charts, marks, and comparing two runs with three key
+presses."""
 
 import math
 from collections.abc import Iterator

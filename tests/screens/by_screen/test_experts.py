@@ -97,7 +97,7 @@ async def test_figures_over_steps_and_a_selected_step(make_cockpit: MakeCockpit)
 
 
 class Without(FakeRun):
-    """A run that sends expert-load summaries by layer, but no load of each expert."""
+    """A run that sends a summary of the expert load for each layer, but no per-expert loads."""
 
     def step(self, step: int) -> Iterator[Update]:
         top = [ExpertShare(3, 0.5), ExpertShare(1, 0.2)]

@@ -1,5 +1,5 @@
-"""The pipeline screen: the slowest step and what happened in it, moving between kept steps, zoom, and runs without a
-pipeline."""
+"""The pipeline screen: the slowest step and what happened in it, moving between the steps in the history, zoom, and
+runs without a pipeline."""
 
 import re
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ async def test_zoom_stays_at_the_cursor_and_names_the_action(make_cockpit: MakeC
 
 
 class SeveralStages(FakeRun):
-    """A run whose ranks hold two stages each, and whose replicas all send timelines; dp1 is the slower one."""
+    """A run whose ranks hold two stages each, and whose replicas all send timelines; replica dp1 is the slowest."""
 
     def _timeline(self, rank: int, stage: int, step: int) -> Timeline:
         actions = [

@@ -22,7 +22,7 @@ from tests.screens.sizes import SIZES
 async def test_three_keys_show_which_rank_is_slow_and_why(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
-    """A run of 1024 ranks, from a cold start."""
+    """In a run of 1024 ranks, the keys are pressed right after the app starts."""
     cockpit = make_cockpit(big(), steps=20, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:
         await press(cockpit, pilot, "2", "w", "enter")

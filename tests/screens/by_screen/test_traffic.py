@@ -1,4 +1,5 @@
-"""Screen 5: the all-to-all matrix with its cursor and zoom levels, the traffic by axis, and the fit of its times."""
+"""Screen 5: the all-to-all matrix with its cursor and zoom levels, the traffic by axis, and the model of communication
+time fitted to the steps."""
 
 import re
 import subprocess
@@ -216,7 +217,7 @@ async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple
 
 
 def test_the_screens_need_no_numpy() -> None:
-    """An installation without the engine has no numpy, and the planner modules that need it take long to import."""
+    """An installation without the engine has no numpy, and the planner modules that need it are slow to import."""
     code = "import sys; sys.modules['numpy'] = None; import cockpit.tui.app"
     subprocess.run([sys.executable, "-c", code], check=True)
 

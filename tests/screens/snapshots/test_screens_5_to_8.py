@@ -25,7 +25,7 @@ def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[i
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The cursor on a step, and the average of a chart on a log scale."""
+    """The cursor is on one step, and a chart shows its moving average on a log scale."""
     cockpit = make_cockpit()
 
     async def run_before(pilot: Pilot[None]) -> None:
@@ -38,7 +38,7 @@ def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[in
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_plan(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """More micro-batches as a what-if."""
+    """The screen after one key press that raises the number of micro-batches in the what-if."""
     with TemporaryDirectory() as folder:
         cockpit = make_cockpit(PlannedRun(folder=Path(folder)))
 

@@ -14,7 +14,8 @@ WORLD = 3
 
 
 class ControlHarness:
-    """`Control` with a board, ranks and a journal. `start` creates them as a starting hub does."""
+    """A `Control` with a membership, an update log and a journal, all created as a starting hub creates them. `train`
+    adds ranks and a knob board."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -50,7 +50,7 @@ class HubProcess:
         return self
 
     def listens(self) -> bool:
-        """Whether this process has written the run's hub file, which it does when its sockets are open."""
+        """Whether this process listens for connections: it writes the run's hub file once its sockets are open."""
         with contextlib.suppress(RunError):
             return read_hub_file(self.folder).pid == self.process.pid
         return False

@@ -31,7 +31,7 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
 
     `pretrain`: the function of `megatron.training`. `join`: further arguments for `agents.join`, such as `run` (the
     default is the name of the folder of ``--save``, or else of the working directory). Steps are numbered like
-    Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or if the training
+    Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is not this function, or if the training
     loop of this version of Megatron-LM is different.
     """
     module = sys.modules.get(getattr(pretrain, "__module__", ""))
@@ -135,7 +135,7 @@ class _Watched:
         return result
 
     def _timed(self, report: StepReport, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `train_step`, and measure two phases: the function passed as `PHASED`, and the rest of the step."""
+        """Call `train_step`, and measure two phases: its `forward_backward_func`, and the rest of the step."""
         call = self._step_arguments.bind(*args, **kwargs)
         forward_backward = call.arguments[PHASED]
         with ExitStack() as after:

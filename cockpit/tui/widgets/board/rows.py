@@ -137,8 +137,8 @@ def _wrapped(actions: Sequence[KnobState], width: int) -> list[list[KnobState]]:
 
 
 def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[str]:
-    """The explanation of a knob or action. For an action, it begins with the name and the legal values; for a knob,
-    with the legal values if the row has no room for them."""
+    """The explanation of a knob or action, in lines. The text of an action begins with its name and legal values. The
+    text of a knob begins with its legal values if the row has no room for them."""
     text, legal = format.clean(knob.about), format.clean(knobs.legal_text(knob))
     if knob.action:
         text = f"{format.clean(knob.name)} ({legal}) · {text}"

@@ -176,7 +176,7 @@ class Charts(Panel):
         return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
 
     def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
-        """The row of marks below the charts. If several marks share a column, the column shows their number."""
+        """The row of marks below the charts. If several marks share a column, the column shows how many there are."""
         own = frame.runs[0].progress
         by_column: dict[int, list[CurveMark]] = {}
         for mark in marks:
@@ -320,7 +320,7 @@ class Charts(Panel):
         return charts[min(self.choices.current, len(charts) - 1)]
 
     def turn(self, by: int) -> bool:
-        """Go to another chart. Return False if there is none in this direction."""
+        """Move `by` charts forwards or, if negative, backwards. Return False if there is no chart at that position."""
         at = self.choices.current + by
         with self._store.lock:
             if not 0 <= at < len(self.metrics(self._store)):

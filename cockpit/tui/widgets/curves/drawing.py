@@ -63,7 +63,7 @@ class Frame:
 
     @property
     def here(self) -> int | None:
-        """The step whose values the headings show: the step under the cursor, or the newest step without a cursor."""
+        """The step whose values the headings show: the step under the cursor or, without a cursor, the newest step."""
         return self.step if self.step is not None else self.runs[0].last
 
 
@@ -125,8 +125,8 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """The width of one step in chart columns. It is used to distinguish a gap in the curve from points that are merely
-    close together."""
+    """The width of one step in chart columns. A gap between two points interrupts the line only if the gap is wider
+    than a column."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
     if frame.by is By.TIME and run.progress.seconds:

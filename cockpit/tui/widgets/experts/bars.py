@@ -18,8 +18,8 @@ FEWEST_LINES = 4  # lines of a band: three lines of bars, and the numbers of the
 
 @dataclass(frozen=True)
 class Bands:
-    """The arrangement of a layer's bars. They are drawn in bands, one band below the other; several experts may share
-    a bar."""
+    """The arrangement of a layer's bars. The bars are drawn in bands, one band below the other; several experts may
+    share a bar."""
 
     bands: int
     per_band: int  # bars

@@ -1,4 +1,5 @@
-"""The figures of a layer as columns to the right of the map, and the layer's recent history as one line of bars."""
+"""The load statistics of a layer as columns to the right of the map, and the layer's recent history as one line of
+bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ from cockpit.tui.drawing.theme import Palette
 
 @dataclass(frozen=True)
 class LayerLoads:
-    """The lowest and highest load of each expert, and the lowest and highest figures, over the layers in one row of the
-    map."""
+    """The loads and statistics of the layers in one row of the map. `low` and `high`: the lowest and the highest load
+    of each expert, which differ if several records are merged. `least` and `most`: the lowest and the highest value of
+    each statistic over the layers."""
 
     low: Sequence[float]
     high: Sequence[float]
@@ -36,8 +38,8 @@ class LayerLoads:
 
 @dataclass(frozen=True)
 class Column:
-    """A column with one figure for each row: its heading, its width, and functions that return the text of the figure
-    and whether it needs attention."""
+    """A column with one load statistic for each row: its heading, its width, and functions that return the statistic as
+    text and whether it needs attention."""
 
     name: str
     width: int
@@ -95,7 +97,7 @@ def heading(columns: Sequence[Column]) -> str:
 
 
 def layer_loads(at: Shown, layers: Sequence[int]) -> LayerLoads:
-    """The loads and figures of `layers`, which share one row of the map."""
+    """The loads and statistics of `layers`, which share one row of the map."""
     lows: list[float] = []
     highs: list[float] = []
     for layer in layers:
@@ -112,7 +114,7 @@ def layer_loads(at: Shown, layers: Sequence[int]) -> LayerLoads:
 
 
 def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], colours: Palette) -> None:
-    """Add the figures of a row to its line."""
+    """Add the statistics of a row to its line."""
     warn = colours.level[Level.WARN]
     wrong = [column.wrong(row) for column in columns]
     for column, bad in zip(columns, wrong, strict=True):
@@ -123,8 +125,8 @@ def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], col
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """A figure of a layer, such as its evenness, that the map can show for each step. `good` and `bad` are the best and
-    the worst value on the colour scale."""
+    """A load statistic of a layer, such as evenness, that the map can show for each step. `good` and `bad` are the best
+    and the worst value on the colour scale."""
 
     name: str
     title: str

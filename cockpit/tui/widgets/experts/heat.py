@@ -26,8 +26,7 @@ TALLEST = 5  # lines of a row
 
 
 def load_bin(ratio: float) -> int:
-    """The colour bin of a load. The bins for loads are four times as wide as the bins for times, because loads vary
-    more."""
+    """The colour bin of a load. These bins are four times as wide as those for durations, because loads vary more."""
     return bisect_right(EDGES, ratio) if ratio >= DEAD else 0
 
 
@@ -84,9 +83,9 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns of figures beside the map: as many of `FEWEST`, from the left, as fit beside one cell for each of
-    `count` experts. If these cells do not fit even without columns, experts share cells, and the result is all of
-    `FEWEST` or, if they do not fit, the first one or none."""
+    """The columns of load statistics beside the map: as many of `FEWEST`, from the left, as fit beside one cell for
+    each of `count` experts. If there is not even room for these cells alone, experts share cells, and the map gets all
+    columns of `FEWEST`, only the first column or none, depending on `width`."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]
@@ -108,7 +107,7 @@ class Heat:
     order: dict[int, list[int]] = field(default_factory=dict)
 
     def row(self, y: int, cursor: int | None) -> list[StripLine]:
-        """The lines of row `y`, without its figures. `cursor`: the cell under the cursor."""
+        """The lines of row `y`, without its load statistics. `cursor`: the cell under the cursor."""
         fold, colours = self.fold, self.colours
         layers = fold.rows[y]
         tall = fold.tall
@@ -202,8 +201,8 @@ def _halves(upper: Style, lower: Style) -> Style:
 
 
 def marked(glyph: str, style: Style, colours: Palette) -> Style:
-    """The style of a glyph under the cursor. A bar keeps its shape, in the strongest colour. Other glyphs are inverted,
-    and bars too in a terminal without colours."""
+    """The style of a glyph under the cursor. A bar glyph is drawn in the strongest colour and not inverted, so that its
+    height stays readable. Other glyphs are drawn with inverted colours; on a terminal without colours, bars are too."""
     if glyph in BAR and not colours.cursor.reverse:
         return Style(color=colours.strong.color, bgcolor=colours.cursor.bgcolor, bold=True)
     return Style(

@@ -1,5 +1,5 @@
-"""The map of the experts screen, in one of three views: layers x experts, a figure of each layer over steps, or one
-layer as bars."""
+"""The map of the experts screen, in one of three views: layers x experts, one load statistic of each layer over steps,
+or one layer as bars."""
 
 from collections import deque
 from collections.abc import Sequence

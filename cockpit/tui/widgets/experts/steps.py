@@ -1,4 +1,4 @@
-"""A map of one figure of each layer over steps: one row per layer, and one column per step or group of steps."""
+"""A map of one load statistic over layers and steps: one row per layer, and one column per step or group of steps."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Base class of panels with a long list. It provides a cursor, scrolling, following the newest item, a text search, and
-lines that are wrapped or cut."""
+"""Base class of panels with a long list. Provides a cursor, scrolling, following the newest item, a text search, and
+wrapped or truncated lines."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -110,7 +110,7 @@ class StepsPanel(Panel):
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
         """Marks under the columns: kept phases, kept timelines, knob changes, and the shown step. If several marks
-        share a column, the last in this order is shown."""
+        share a column, only the one that comes last in this list is shown."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

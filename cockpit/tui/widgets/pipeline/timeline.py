@@ -1,5 +1,5 @@
-"""Panel with the timeline of one step. It has one row per stage, with the stage's actions, or one row per rank, with
-the rank's phases."""
+"""Panel with the timeline of one step. The timeline has one row per stage, with the stage's actions, or one row per
+rank, with the rank's phases."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -82,8 +82,8 @@ class TimelinePanel(Panel):
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:
-        """`other`: show the slowest kept step, to compare it with the step of another panel. If the other panel shows
-        the slowest step, show the newest step."""
+        """`other`: show the slowest kept step, for comparison with the main timeline panel of the screen. If the main
+        panel already shows the slowest step, show the newest step."""
         super().__init__(id)
         self.selection = selection
         self.other = other
@@ -229,7 +229,7 @@ class TimelinePanel(Panel):
 
     @property
     def _alone(self) -> bool:
-        """Whether this panel fills the whole screen. If so, the panel also compares the step with the usual step."""
+        """Whether this panel fills the whole screen; then it also compares the step with the usual step."""
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
@@ -264,7 +264,7 @@ class TimelinePanel(Panel):
     def _row(
         self, pipeline: Pipeline, row: int, window: Window, left: int, numbers: int, colours: Palette
     ) -> StripLine:
-        """One row of the timeline. It may have thousands of actions, so it is redrawn only if its content changed."""
+        """One row of the timeline, redrawn only if its content has changed: a row may have thousands of actions."""
         lane = pipeline.lanes[row]
         chosen = row == self.cursor_row
         if (now := (pipeline, window, left, numbers, id(colours))) != self._rows_of:

@@ -1,5 +1,5 @@
-"""Panel with the memory of each pipeline rank by component, compared with the memory of the device. It shows planned
-memory beside measured memory, and how much memory each recompute mode and ZeRO stage would save."""
+"""Panel with the memory of each pipeline rank by component, compared with the memory of the device. The panel shows
+planned memory beside measured memory, and how much memory each recompute mode and ZeRO stage would save."""
 
 from typing import TYPE_CHECKING
 

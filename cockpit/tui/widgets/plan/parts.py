@@ -38,8 +38,8 @@ def without_plan(
 
 
 def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
-    """A line that says whether the planned memory fits, such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``.
-    Parts that do not fit in `width` cells are left out."""
+    """A line that says whether the planned memory fits, such as
+    ``✓ fits: 64 GiB of 80, pipeline rank 2, activations 41``. Parts that do not fit in `width` cells are left out."""
     memory, line = outlook.memory, StripLine()
     if outlook.capacity is None:
         peak, rank = size(memory.peak).strip(), memory.worst_rank

@@ -71,8 +71,8 @@ class WhatIfPanel(Panel):
         super().update_from(store)
 
     def _is_asked(self, store: Store) -> bool:
-        """Whether the run is asked instead of the planner, because its layout is not available here but it answers
-        preview queries."""
+        """Whether the predictions come from the run instead of the planner, because the run's layout is not available
+        here but the run answers preview queries."""
         self.model.update(store)
         return isinstance(self.model.layout(), Answer) and self.asked.answers(store)
 

@@ -165,8 +165,8 @@ def plan(
 
 
 def _packed(found: Sequence[Band], width: int, height: int) -> Plan:
-    """The layout with several nodes on each line, separated by gaps. If the nodes do not fit in this way, a cell stands
-    for one node or several.
+    """The layout with several nodes on each line, separated by gaps. If this layout is too large, each cell stands for
+    one or more whole nodes.
     """
     label = max(len(band.label) for band in found) + LABEL_GAP
     label = label if label * 3 <= width else 0

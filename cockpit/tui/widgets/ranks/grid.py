@@ -138,7 +138,7 @@ class RankGrid(RankPanel):
 
 
 class WholeGrid(RankGrid):
-    """The grid on the ranks screen. It omits the details of the selected rank, which another panel shows."""
+    """The grid on the ranks screen, without the details of the selected rank, which another panel shows."""
 
     INSPECTED = True
     ROOMY = 40

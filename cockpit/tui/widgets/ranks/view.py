@@ -24,7 +24,7 @@ def metric_of(store: Store, selection: Selection) -> Metric:
 
 
 def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
-    """The metric's reading for every rank: at the selected step or, without one, from the newest steps."""
+    """The metric's reading for every rank, from the selected step or, if no step is selected, from the newest steps."""
     return read(store, metric, selection.against, selection.step)
 
 

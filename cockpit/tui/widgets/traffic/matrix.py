@@ -207,8 +207,8 @@ class TrafficMatrix(Panel):
         self._redraw()
 
     def _closer(self) -> Level | None:
-        """The next zoom level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit with a number in
-        each cell."""
+        """The next zoom level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit if each cell shows
+        a number."""
         matrix = self._matrix(self._store)
         here = self._cursor(matrix) if matrix else None
         if self._shown is None or matrix is None or here is None:

@@ -42,7 +42,8 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """Ranks or nodes per side of a tile, the smallest square of the matrix whose largest pair is known."""
+        """Ranks or nodes along one side of a tile. A tile is the smallest square block of the matrix for which the
+        largest pair is known."""
         ...
 
 

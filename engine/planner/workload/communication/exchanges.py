@@ -48,8 +48,8 @@ class Repeats(NamedTuple):
 
 def stays_gathered(job: Job) -> bool:
     """Whether weights stay gathered after a backward pass, and gradients are kept unsharded and reduced once per step.
-    With a pipeline, both hold for the engine even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and
-    reduces gradients in each micro-batch."""
+    With a pipeline, the engine keeps gathered weights and unsharded gradients even at ZeRO 3. At ZeRO 3, Megatron-LM
+    instead frees gathered weights and reduces gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
 

@@ -1,7 +1,7 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data. Without a given number of rows, the expected number for
-a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m
+The number of rows in the expert all-to-all depends on the data. If the caller does not give this number, the expected
+number for a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m
 micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
@@ -225,7 +225,7 @@ class _Rank:
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
     """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only in its
-    first and last turns, so micro-batches beyond 2 `ranks` + 1 do not add to the number. Other schedules split all
+    first and last turns, so the result stays the same from 2 `ranks` + 1 micro-batches on. Other schedules split all
     backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0

@@ -28,7 +28,7 @@ LOST = "the history of the run before this hub started is lost: "
 
 
 class Successor(Fleet):
-    """The ranks of a resumed run. Their first step is `step` + 1."""
+    """The ranks of a resumed run, whose first step is `step` + 1."""
 
     def __init__(self, endpoint: str, step: int) -> None:
         super().__init__(endpoint)

@@ -1,4 +1,4 @@
-"""Collecting stacks: one collection at a time serves all clients, and a rank without an answer is named."""
+"""Collecting stacks: one collection at a time serves all clients, and a rank that does not answer is named."""
 
 import os
 

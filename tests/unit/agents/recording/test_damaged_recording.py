@@ -205,7 +205,8 @@ def test_the_columns_of_the_tests_are_all_columns() -> None:
 @pytest.mark.parametrize("table", ["segments", "feed"])
 @pytest.mark.parametrize("where", ["MIN", "MAX"])
 def test_a_row_that_only_the_index_has_is_reported(recorded: Path, table: str, where: str) -> None:
-    """A damaged page can lose any of its rows. The test deletes a row from the table but not from the table's index."""
+    """If a page is damaged, any of its rows can be lost. The test deletes a row from the table but not from the table's
+    index."""
     index = {"segments": "segments_by_epoch", "feed": "feed_by_segment"}[table]
     with closing(sqlite3.connect(recorded, isolation_level=None)) as db:
         (definition,) = db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()

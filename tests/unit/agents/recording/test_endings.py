@@ -1,4 +1,5 @@
-"""Tests what a starting hub reads from a recording: the last states of earlier hub processes that had a leader."""
+"""Tests what a starting hub reads from a recording: the final states of earlier hub processes; processes without a
+leader rank are skipped."""
 
 import math
 import sqlite3

@@ -1,4 +1,4 @@
-"""Stacks of ranks: equal stacks form a group, and one sentence names the odd rank and its line."""
+"""Stacks of ranks: equal stacks form a group, and one sentence names the rank that differs and its line."""
 
 import pytest
 

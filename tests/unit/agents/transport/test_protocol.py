@@ -21,7 +21,7 @@ KINDS = get_args(AnyMessage)
 
 
 def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
-    """A strategy for values of a msgspec type within its limits, in the form that `decode` returns."""
+    """A Hypothesis strategy for the legal values of a msgspec type, in the form that `decode` returns."""
     match kind:
         case inspect.IntType():
             low, high = (

@@ -253,7 +253,7 @@ def test_a_phase_inside_another_counts_once() -> None:
 
 
 class SharedStore(StoreRanks):
-    """Ranks that are threads of this process."""
+    """A rank that runs in a thread of this process; all ranks share the store `values`."""
 
     def __init__(self, rank: int, world: int, values: dict[str, bytes], closing: threading.Event) -> None:
         self.rank, self.world, self._closing = rank, world, closing

@@ -23,7 +23,7 @@ ESCAPE = "\x1b[2J"
 
 @pytest.fixture(autouse=True)
 def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A run with hostile names, as every headless command loads it."""
+    """A run whose names contain control characters; every headless command loads it."""
     store, run = Store(lambda: 100.0), HostileRun(oversubscribed=False, slow_rank=None)
     store.apply(run.story(12, change_at=5))
     board = store.state.board
@@ -69,7 +69,8 @@ def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture
 
 
 def test_snapshot_begins_like_the_screen(capsys: pytest.CaptureFixture[str], picture: Store) -> None:
-    """The first line has the worse of two levels, and the headline of the diagnosis."""
+    """The first line has the state word and the headline of the diagnosis, and the glyph of the more severe of their
+    levels."""
     state = state_field(picture)
     assert state.level is Level.BAD and " · " in state.text
     assert headless.snapshot("r", None, as_json=False) == 0

@@ -223,7 +223,7 @@ def test_a_folder_whose_name_is_not_utf8_is_listed(
 
 
 def test_live_runs_keep_their_order() -> None:
-    """The time of their newest data differs from second to second."""
+    """Live runs are ordered by their start, because the times of their newest data change every second."""
     first, second = (
         ListedRun(Path(name), RunStatus.LIVE, began_s=began, last_s=last)
         for name, began, last in (("new", 20.0, 30.0), ("old", 10.0, 31.0))

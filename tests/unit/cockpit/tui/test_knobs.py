@@ -1,4 +1,4 @@
-"""Parsing of typed values, and the next value for the arrow keys."""
+"""Parsing of values that a user types, and the next value that an arrow key selects."""
 
 from pathlib import Path
 

@@ -60,7 +60,7 @@ def test_by_node_every_rank_has_one_cell_inside_the_panel(
 
 
 def test_a_line_that_holds_several_groups_is_named_after_the_first() -> None:
-    """The 128 dp groups of 4096 ranks share at most 19 lines, and each line needs a name."""
+    """A run of 4096 ranks has 128 dp groups, which share at most 19 lines, and each line needs a name."""
     coords = {rank: {"dp": rank // 4 % 128, "tp": rank % 4, "pp": rank // 512} for rank in range(4096)}
     groups: dict[int, list[int]] = {}
     for rank, at in coords.items():

@@ -1,4 +1,4 @@
-"""Grid arithmetic: legal and illegal sizes, and the two views of the same ranks."""
+"""Grid arithmetic: legal and illegal sizes, and the coordinates of a rank on the dense axes and on the expert axes."""
 
 import pytest
 from hypothesis import given, settings

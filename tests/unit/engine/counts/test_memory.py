@@ -43,8 +43,8 @@ def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
 
 
 def test_first_stage_of_korthikanti() -> None:
-    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers, which take as
-    much memory as one micro-batch's activations for all L layers."""
+    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers. This is as much
+    memory as the activations of one micro-batch for all L layers."""
     job = replace(GPT3_JOB, grid=Grid(pp=8, tp=8))
     first = plan_memory(job).ranks[0].activations
     layers = 96 * layer_bytes(job)
@@ -87,8 +87,8 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The maximum, over the actions of a schedule, of the total weight of the micro-batches in flight. A micro-batch on
-    the n-th stage of this rank weighs `weights[n]`."""
+    """The maximum, over the actions of a schedule, of the total size of the micro-batches in flight. A micro-batch on
+    the n-th stage of this rank has the size `weights[n]`."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):
@@ -174,8 +174,9 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
 
 
 def test_what_all_ranks_hold_at_least() -> None:
-    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO stage 3, each rank
-    also holds a full copy of the weights; below stage 2, it holds all gradients instead of a shard."""
+    """All ranks together hold at least one copy of the fp32 weights, the gradients and the two Adam moments. Below ZeRO
+    stage 3, each rank also holds a full copy of the weights; below stage 2, it holds all gradients instead of a
+    shard."""
     layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
     job = Job.of(layout)
     size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4

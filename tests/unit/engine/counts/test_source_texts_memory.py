@@ -1,9 +1,9 @@
 """Recomputes the parameter, memory and FLOP counts in the source texts.
 
-The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
-of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner. WRONG lists the numbers that do
-not, each with the correct number and the reason.
+The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
+because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
+is the guide with the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the numbers that agree with the
+planner. WRONG lists the numbers that differ from the planner's, each with the correct number and the reason.
 """
 
 from collections.abc import Callable

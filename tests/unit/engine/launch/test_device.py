@@ -145,8 +145,8 @@ def held_by(stage: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, bool]]
 
 
 def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTensorMode) -> None:
-    """Move the tensors to the meta device in bf16, which the grouped GEMM supports on all devices. A tied weight stays
-    one tensor."""
+    """Move the tensors to the meta device, parameters as bf16: the grouped GEMM supports this dtype on all devices. A
+    tied weight stays one tensor."""
     there: dict[int, torch.Tensor] = {}
     for module, name, values, is_parameter in held:
         moved = fake.from_tensor(values, static_shapes=True).to(

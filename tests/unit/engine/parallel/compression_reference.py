@@ -72,7 +72,7 @@ def low_rank(
 
 
 def summed(xs: list[Tensor], values: CompressionValues, drawn: Tensor) -> Result:
-    """The sum under every method but power_sgd. `drawn`: the positions that random_k draws."""
+    """The compressed sum for every method except power_sgd. `drawn`: the positions that random_k draws."""
     if values.method in ("bf16", "fp16", "int8"):
         return chunked(xs, values.method)
     k = max(1, round(values.ratio * len(xs[0])))

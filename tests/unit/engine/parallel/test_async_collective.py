@@ -70,7 +70,7 @@ def test_without_work_the_wait_costs_nothing() -> None:
 
 
 class Recorder:
-    """Collectives of a group that is not gloo; records whether FSDP2's `async_op` is passed on."""
+    """Replaces two of torch's collectives; records the `async_op` of each call, and counts the waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[bool] = []
@@ -93,9 +93,9 @@ class Recorder:
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FSDP2 requests an asynchronous gather on the compute stream, which a blocking gather would stall. If it requests
-    a blocking gather, no work handle may be returned, because with a handle FSDP2 would skip the wait for its own
-    streams."""
+    """FSDP2 requests an asynchronous gather on the compute stream, which a blocking gather would stall. If FSDP2
+    requests a blocking gather, the gather must not return a work handle, because FSDP2 would then skip the wait for its
+    own streams."""
     recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
     axis.size = 2
     out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()

@@ -59,7 +59,7 @@ def test_equals_torch_on_the_whole_sequence(method: str, cp: int, H: int, G: int
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
-    """Output and gradients of attention to the newest `window` keys, computed from all attention scores and a mask."""
+    """Output and gradients of sliding-window attention, computed from all attention scores and a mask."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
     scores = leaves[0] @ keys.mT / q.shape[-1] ** 0.5
@@ -136,8 +136,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects them, so this test passes it the
-    same memory with contiguous strides."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel uses them, so this test gives it the
+    log-sum-exp as a view of the same memory with contiguous strides."""
     kernel = flash_attention.backward
 
     def by_pointer(

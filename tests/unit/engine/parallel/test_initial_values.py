@@ -1,4 +1,4 @@
-"""Initial values do not depend on how a parameter is split, and making a shard needs no memory for the whole
+"""Initial values do not depend on how a parameter is sharded, and initialising a shard needs no memory for the whole
 parameter."""
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Tests when the planner is certain which of two layouts is faster, how the limits are calibrated, and that no
-published pair is called wrongly."""
+"""Tests when the planner is certain which of two layouts is faster, how the limits are calibrated, and that the planner
+is never certain of the wrong order of two published layouts."""
 
 from dataclasses import replace
 from math import log

@@ -27,7 +27,8 @@ def printed(command: str) -> str:
 
 
 def examples() -> list[Any]:
-    """Each command of the page, and what the page shows. `make test` runs only the searches for one model."""
+    """Each command on the page, with the output that the page shows for it. `make test` runs only the searches for one
+    model."""
     return [
         pytest.param(
             command,

@@ -9,7 +9,7 @@ from engine.metering.meter import Meter
 
 
 class Gpu:
-    """A simulated device that passes events in order, up to a number that the test sets; the time of event n is n
+    """A simulated device that completes recorded events in order, up to the number `passed`; event n has the time n
     ms."""
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ def test_callbacks_run_after_the_gpu_has_passed_both_events(gpu: Gpu) -> None:
 
 
 def step(meter: Meter) -> None:
-    """Two actions, with one collective in the first action and one between the actions; each mark takes a
-    millisecond."""
+    """Two actions, with one collective in the first action and one between the actions; successive events are 1 ms
+    apart."""
     with meter.pipeline():
         with meter.action("F", 0, 0), meter.collective("tp", "all-gather", 10):
             pass

@@ -1,4 +1,5 @@
-"""Tests the time of a step that host and device take together, and which kernels a framework release runs."""
+"""Tests the predicted step time when the host launches kernels while the device computes, and the kernels that a
+framework release runs."""
 
 from dataclasses import replace
 
@@ -34,7 +35,8 @@ def test_the_device_finishes_a_head_at_the_end_of_a_pass_that_the_host_limits() 
 
 
 def test_the_host_runs_ahead_while_the_device_computes_the_head() -> None:
-    """The backward pass starts with the head. While the device computes it, the host launches the layers' kernels."""
+    """The backward pass starts with the head. While the device computes the head, the host launches the layers'
+    kernels."""
     layers, head = Seconds(compute=1.0, launches=100), Seconds(compute=50.0, launches=1)
     seconds = step()._seconds([(head,), (layers,)])
     assert 101 <= seconds < 120

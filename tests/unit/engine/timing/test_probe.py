@@ -84,8 +84,8 @@ def test_rate_and_half_rows_from_squares() -> None:
 
 
 def test_a_peak_is_not_extrapolated_far() -> None:
-    """At the largest measured matrix size, the fitted line reaches half of its peak; the reported peak is limited to
-    1.25 times the rate at this size."""
+    """At the largest measured matrix size, the rate is half of the peak that the fit extrapolates; the reported peak is
+    limited to 1.25 times the rate at this size."""
     peak, _ = rate_and_half([(n, 2 * n**3 / 1e11 * (1 + 512 / n)) for n in (64, 128, 256, 512)])
     assert peak == pytest.approx(1.25 * 0.5e11)
 

@@ -1,10 +1,10 @@
 """Recomputes the communication numbers in the source texts: latency, bandwidth, crossover sizes, CCR, ridge points,
 bytes and times.
 
-The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
-of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 3.5" is section 3.5 of text D. RIGHT lists the numbers that agree with the planner. The others are in
-`test_source_texts_wrong_communication.py`.
+The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
+because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
+is the guide with the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the numbers that agree with the
+planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
 """
 
 from collections.abc import Callable
@@ -257,8 +257,8 @@ def test_bubbles(p: int, m: int, v: int) -> None:
 
 
 def test_the_example_of_the_roofline() -> None:
-    """D 6.6: GPT-3 with 32 sequences for each device and step is compute-bound at 1,979 TFLOP/s and 900 GB/s, so it
-    attains full efficiency."""
+    """D 6.6: GPT-3 with 32 sequences per device and step is compute-bound at 1,979 TFLOP/s and 900 GB/s, so it reaches
+    the peak FLOP/s."""
     ccr, star = ddp_ccr(32 * 2048), ridge(1979e12, 900 * GB)
     assert ccr == pytest.approx(98_304) and star == pytest.approx(2199, abs=1)
     assert roof(ccr, 1979e12, 900 * GB) == 1979e12

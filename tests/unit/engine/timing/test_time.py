@@ -1,5 +1,5 @@
-"""Tests of predicted step times: properties of any job, figures of the source texts, and limits on errors for
-published rows.
+"""Tests of predicted step times: properties that hold for any job, figures of the source texts, and limits on the
+errors for published measurements.
 
 The source texts are listed in test_source_texts_communication.py.
 """
@@ -153,9 +153,8 @@ def test_a_long_schedule_is_extrapolated_exactly_from_short_ones(name: str) -> N
     ("stages", "micro_batches", "share"), [(8, 1, 7 / 8), (8, 133, 0.05), (4, 8, 3 / 11)]
 )
 def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: float) -> None:
-    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages, the source texts ask for 133
-    micro-batches.
-    With 133 micro-batches the bubble is exactly 5 %, so 134 are needed."""
+    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages, the source texts state 133
+    micro-batches. With 133 micro-batches the bubble is exactly 5 %, so 134 are needed."""
     ones = [1.0] * stages
     window = pipeline_time("gpipe", stages, 1, micro_batches, ones, ones)
     assert 1 - micro_batches * 2 / window == pytest.approx(share)

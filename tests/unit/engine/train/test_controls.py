@@ -164,7 +164,7 @@ def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: 
     monkeypatch.setattr(summaries, "collect", collected)
 
     class Profile:
-        """Replaces torch's profiler; records whether a gather is running."""
+        """Replaces torch's profiler; logs at each start and stop whether a gather is running."""
 
         def __init__(self, **_: object) -> None:
             pass

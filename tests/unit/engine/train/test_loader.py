@@ -1,4 +1,4 @@
-"""The loader: batches in order, bounded read-ahead, errors in the training thread."""
+"""The loader: batches in order, bounded read-ahead, and errors that are raised in the training thread."""
 
 import threading
 from collections.abc import Iterator

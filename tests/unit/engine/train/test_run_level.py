@@ -1,4 +1,4 @@
-"""Predicted step times of knob values that were in force earlier in the run, with and without a drift of all step
+"""Predicted step times for knob values that were in force earlier in the run, with and without a drift of all step
 times."""
 
 import numpy as np

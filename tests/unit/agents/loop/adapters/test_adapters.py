@@ -177,8 +177,8 @@ NAMES = (
 
 
 def rates(kind: str, scales: dict[int, float]) -> list[float]:
-    """The learning rate of each of 12 updates. `scales` maps the number of an update to the factor that is set after
-    it."""
+    """The learning rate of each of 12 optimizer steps. `scales` maps the index of a step to the learning-rate factor
+    that is set after this step."""
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)

@@ -13,7 +13,7 @@ ROOM = LEAST - LENGTH
 
 
 class Group:
-    """A group of ranks that are threads. `gathers`: number of all-gathers so far, on all ranks together."""
+    """A group of ranks that are threads. `gathers`: number of all-gather calls so far, summed over the ranks."""
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch.distributed as dist
@@ -35,11 +35,11 @@ class Group:
         return self
 
     def wait(self) -> None:
-        """The work is done."""
+        """Does nothing, because `allgather` returns only when the data has been exchanged."""
 
     def agree(self, *calls: list[bytes]) -> list[list[list[bytes]]]:
         """Call the all-gather on all ranks, once for each item of `calls`, which has the bytes that each rank passes.
-        Returns what each rank gets from each call."""
+        Returns the gathered bytes: for each rank, a list with the result of each call."""
         got: dict[int, list[list[bytes]]] = {}
 
         def rank(number: int) -> None:

@@ -1,4 +1,5 @@
-"""Exports for the receiver of `cockpit listen`, and a loop that records the steps that it makes from them."""
+"""OpenTelemetry exports for the receiver of `cockpit listen`, and a fake loop that records the steps that the receiver
+derives from them."""
 
 from typing import Any
 

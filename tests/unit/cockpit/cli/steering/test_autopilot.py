@@ -41,7 +41,7 @@ class Truth:
 
 @contextmanager
 def flying(folder: Path, truth: Truth) -> Iterator[tuple[HubProcess, Fleet]]:
-    """A hub with ranks that train, whose leader answers previews."""
+    """A hub with ranks that train; their leader answers preview queries."""
     hub = HubProcess(folder / "r-1").start()
     fleet = Fleet(hub.endpoints.ranks)
     fleet.step_ms = lambda values: truth.ms(dict(values))  # type: ignore[method-assign]

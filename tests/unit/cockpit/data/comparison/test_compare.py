@@ -1,4 +1,5 @@
-"""Compared runs: only real differences are listed, and values belong to the same step, token or second of both runs."""
+"""Compared runs: only real differences are listed, and values of both runs are compared at the same step, number of
+tokens or time."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -164,7 +164,7 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
 
 
 def late_client(recorded: Path) -> Store:
-    """The store of a client that has connected at the end of the run, so it has the old steps in buckets."""
+    """The store of a client that connected at the end of the run, so it has the old steps only in buckets."""
     replay = Replay(Recording(recorded))
     replay.seek(replay.recording.at_end())
     replay.forward(lambda moment: False)

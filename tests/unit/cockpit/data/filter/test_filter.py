@@ -1,4 +1,4 @@
-"""The filter language: which ranks match, the messages for invalid texts, and the effect of missing values."""
+"""The filter language: which ranks match, the error messages for invalid filters, and the effect of missing values."""
 
 import pytest
 from hypothesis import given

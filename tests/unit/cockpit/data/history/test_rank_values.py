@@ -12,7 +12,8 @@ from tests.screens.fake_run import FakeRun
 
 @pytest.fixture
 def records() -> list[Step]:
-    """Records of one step. Rank 1 has no traffic, rank 2 no bubble, and rank 3 a phase of its own."""
+    """Records of one step. Rank 1 has no traffic, rank 2 has no bubble, and rank 3 has a phase that the other ranks do
+    not have."""
     found = [one for one in FakeRun().step(3) if isinstance(one, Step)]
     found[1] = structs.replace(found[1], comm={})
     found[2] = structs.replace(found[2], bubble=None, bubble_bound=None, bubble_parts=None)

@@ -133,7 +133,8 @@ def test_a_checked_preview_says_whether_its_prediction_held() -> None:
 
 
 def test_a_repeated_step_is_not_dated_twice() -> None:
-    """After a resume the summaries of later steps are gone, and entries are dated by those that are kept."""
+    """After a resume, the summaries of later steps are gone, so the step of a log entry is estimated from the summaries
+    that are left."""
     store = Store()
     store.apply(FakeRun().story(50))
     summary = next(one for one in FakeRun().step(10) if isinstance(one, Summary))

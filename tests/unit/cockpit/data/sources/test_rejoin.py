@@ -1,4 +1,4 @@
-"""When the state of a restarted hub replaces the last picture of a run."""
+"""Tests when the cockpit shows the state of a restarted hub instead of the last state before the restart."""
 
 from dataclasses import dataclass, field
 

@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
-A matrix contains the bytes that each rank sent to every other rank in one sampled step. The totals of a matrix, its sums
-by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to
-read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only
-these sums and pairs.
+A matrix contains the bytes that each rank sent to every other rank in one sampled step. The totals of a matrix, its
+sums by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has
+to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps
+only these sums and pairs.
 """
 
 from collections.abc import Container, Iterator

@@ -208,16 +208,17 @@ def groups(store: Store) -> dict[str, Group]:
 def _groups(store: Store) -> dict[str, Group]:
     hellos = store.state.hellos
     names = list(next(iter(hellos.values())).coords) if hellos else []
-    found = {"control": Group(len(hellos), len({hello.host for hello in hellos.values()}))}
+    host_of = [hello.host for hello in hellos.values()]
+    columns = {name: [hello.coords.get(name, 0) for hello in hellos.values()] for name in names}
+    found = {"control": Group(len(host_of), len(set(host_of)))}
     for axis in names:
-        rest = [name for name in names if name not in (axis, "ep")]
+        rest = [columns[name] for name in names if name not in (axis, "ep")]
         members: dict[tuple[int, ...], list[str]] = {}
         if axis == "ep":
             parts: Iterator[Sequence[str]] = _rows_of_ep(store)
         else:
-            for hello in hellos.values():
-                key = tuple(hello.coords.get(name, 0) for name in rest)
-                members.setdefault(key, []).append(hello.host)
+            for host, *coords in zip(host_of, *rest, strict=True):
+                members.setdefault(tuple(coords), []).append(host)
             parts = iter(members.values())
         each = [(len(hosts), len(set(hosts))) for hosts in parts]
         if each:

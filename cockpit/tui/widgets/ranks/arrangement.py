@@ -77,12 +77,12 @@ def axes_of(coords: Mapping[int, Coords]) -> list[str]:
 
 def own_axes(coords: Mapping[int, Coords]) -> list[str]:
     """The axes that identify a rank. Derived axes are left out, such as ep, which reuses the ranks of other axes."""
-    axes = axes_of(coords)
-    for axis in reversed(axes):
-        rest = [other for other in axes if other != axis]
-        if rest and len({tuple(at.get(a) for a in rest) for at in coords.values()}) == len(coords):
-            axes = rest
-    return axes
+    columns = {axis: [at.get(axis) for at in coords.values()] for axis in axes_of(coords)}
+    for axis in reversed([*columns]):
+        rest = {other: column for other, column in columns.items() if other != axis}
+        if rest and len(set(zip(*rest.values(), strict=True))) == len(coords):
+            columns = rest
+    return [*columns]
 
 
 def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
@@ -148,11 +148,14 @@ def plan(
         found = [Band("", [row for band in found for row in band.rows])]
     label = band_label + LABEL_GAP
     inner = max(1, across)
-    ranks = sum(len(band.ranks) for band in found)
+    members = [(band.label, band.ranks) for band in found]
+    ranks = sum(len(own) for _, own in members)
     shared = 1
+    while shared * 2 * max(1, width - label) * max(1, height) < ranks:  # too few cells, even halved ones
+        shared *= 2
     while True:
+        groups = [(name, _shared(own, shared)) for name, own in members]
         for cell, half in ((3, False), (2, False), (1, False), (1, True)):
-            groups = [(band.label, _shared(band.ranks, shared)) for band in found]
             rows = _tiles(groups, (width - label) // cell, inner if shared == 1 else 1, half)
             if len(rows) <= height or shared >= ranks:
                 spaced = len(rows) + len(found) - 1 <= height

@@ -61,7 +61,7 @@ class Session:
 
     @property
     def who(self) -> str:
-        """The author that the run's log names for changes: the name given to this server, and `user@host:pid` of its
+        """The author of this server's changes in the run's log: the name of the server and `user@host:pid` of its
         process."""
         return f"{self.name} (mcp, {whoami()})"
 

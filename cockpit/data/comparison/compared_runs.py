@@ -286,8 +286,8 @@ def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
 
 
 def table(one: RunCurves, other: RunCurves, steps: Sequence[int]) -> list[Pair]:
-    """The values of the metrics that both runs have, at each of `steps`. If the state has only buckets for a step, the
-    value is read from the recording."""
+    """The values of the metrics that both runs have, at each of `steps`. If the state keeps a step only as
+    part of a bucket of steps, the value is read from the recording."""
     exact = [_exact(run, steps) for run in (one, other)]
     found = []
     for metric in CURVE_METRICS:

@@ -24,7 +24,7 @@ def status_lines(store: Store, count: int, width: int) -> list[Line]:
 
 
 def cut(text: str, width: int) -> str:
-    """The text, cut to `width` columns. A text that was cut ends with `…`."""
+    """The text, truncated to `width` columns; truncated text ends with `…`."""
     text = format.clean(text)
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 

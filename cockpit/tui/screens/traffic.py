@@ -14,7 +14,7 @@ from cockpit.tui.widgets.traffic.missing import no_traffic
 
 
 class Traffic(RunScreen):
-    """The all-to-all matrix; beside it, the traffic by axis, and the fit of the time in collectives of each axis.
+    """The all-to-all matrix; beside it, the traffic of each axis and a fitted model of the time in its collectives.
     Without an all-to-all, the matrix panel is hidden; without traffic, the fit panel is hidden."""
 
     NAME = "traffic"

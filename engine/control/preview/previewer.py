@@ -156,8 +156,8 @@ class Previewer:
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Add a step to the check of the newest change. If the step is the first with changed knob values, compute a
-        preview of this change from the earlier steps, and begin to check it."""
+        """Compare the measurements of a training step with the preview of the newest change. If the step is the first
+        with changed knob values, compute a preview of this change from the earlier steps, and begin to check it."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0

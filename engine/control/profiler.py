@@ -76,7 +76,7 @@ class Profiler:
         self._profile: torch.profiler.profile | None = None
         self._annotation: torch.profiler.record_function | None = None
         self._next = 0  # the step that follows the current one
-        self._first, self._remaining = 0, 0
+        self._first, self._last, self._remaining = 0, 0, 0
         self._thread: threading.Thread | None = None
         self._finished: deque[Traced] = deque()
 
@@ -144,7 +144,8 @@ class Profiler:
         self._next = step + 1
         if self._request and self.due(step):
             self.end()
-            self._first, self._remaining, self._request = step, self._request.steps, None
+            self._first, self._last, self._remaining = step, step, self._request.steps
+            self._request = None
             self._profile = torch.profiler.profile(activities=self._activities, record_shapes=True)
             self._profile.start()
             place = {"rank": self._rank, "coords": self._grid.shown(self._rank)}
@@ -158,21 +159,20 @@ class Profiler:
             self._annotation.__exit__(None, None, None)
             self._annotation = None
         if self._profile:
+            self._last = step
             self._remaining -= 1
             if not self._remaining:
-                self.end(step)
+                self.end()
 
-    def end(self, step: int | None = None) -> None:
-        """End the running trace, if any, and start writing it in a thread. `step` is the last traced step (default: the
-        first traced step)."""
+    def end(self) -> None:
+        """End the running trace, if any, and start writing it in a thread."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
         profile.stop()
-        last = self._first if step is None else step
         path = self._folder / f"step{self._first:06}-rank{self._rank}.json"
         self.wait()
-        traced = Traced(path, self._first, last)
+        traced = Traced(path, self._first, self._last)
         self._thread = threading.Thread(target=self._write, args=(profile, traced), name="trace", daemon=True)
         self._thread.start()
 

@@ -123,6 +123,22 @@ def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -
     assert messages == [f"trace of steps 1 to 2: {path}"]
 
 
+def test_a_trace_that_the_end_of_the_run_cuts_short_names_its_last_step(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose({"profile": 5}, {"lr_scale": 0.9}, {"lr_scale": 0.8}, {"stop": True})
+    trainer.run()
+    (path,) = (tmp_path / "profile").iterdir()
+    messages = [
+        message.text for message in agent.messages if isinstance(message, Event) and "trace" in message.text
+    ]
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [event["name"] for event in events if event.get("name", "").startswith("step ")]
+    assert len(steps) > 1 and messages == [f"trace of steps 1 to {steps[-1].removeprefix('step ')}: {path}"]
+
+
 def test_a_profile_of_later_steps(trainer: Trainer, tmp_path: Path) -> None:
     agent = trainer.agent
     assert isinstance(agent, ScriptedAgent)

@@ -62,7 +62,7 @@ class Client:
         key: Key | None = None,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`lock` is held while `state` changes, so that another thread can read it."""
+        """`lock` is held while `state` changes; another thread that reads `state` must hold it too."""
         self.endpoint = endpoint
         self._replica = Replica(lock)
         self._refused: str | None = None  # why the hub refuses this client; None once the hub serves it
@@ -241,10 +241,11 @@ class Client:
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks. `poll`
-        renews the request, so the request lasts as long as `poll` is called.
+        """Request that `ranks` (default: all) send full vectors of these kinds more often: "experts" (loads of all
+        experts), "timeline", "peers" (bytes by destination rank). `poll` renews the request, so the request lasts as
+        long as `poll` is called.
 
-        A call without kinds ends the request. The hub decides how often vectors are sent.
+        A call without kinds ends the request. The hub decides how often ranks send the vectors.
         """
         self._sample = Sample(list(kinds), SAMPLE_LEASE_S if kinds else 0.0, list(ranks))
         self._sampled_s = -SAMPLE_LEASE_S

@@ -114,7 +114,7 @@ def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[Ran
 
 
 def _state_after_end(id: str, state: CommandState | None) -> CommandState:
-    """The state to report for a command after the end of the run, if the hub published no final state."""
+    """The state to report for command `id` if the run ended before the hub published a final state of the command."""
     if state is None:
         return CommandState(
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before the request was answered"

@@ -82,8 +82,8 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
 
 
 class DeviceMemory:
-    """Measures memory in bytes: for a GPU, the peak of allocated tensors since the last call; for the CPU, the current
-    resident memory of the process."""
+    """Measures memory in bytes: for a GPU, the peak memory allocated to tensors since the last call; for the CPU, the
+    current resident memory of the process."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

@@ -35,7 +35,8 @@ class _Use:
 
 
 class Memory:
-    """Detects devices and hosts whose memory is nearly full. All devices share one alert; each host has its own."""
+    """Detects devices and hosts whose memory is nearly full. One alert covers all devices; each host has a separate
+    alert."""
 
     holds, releases = 3, 3
 

@@ -90,8 +90,8 @@ def spread(values: Sequence[float], middle: float) -> float:
 
 
 def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
-    """The reference value for each peer: the median of all peers. If there are only two peers, the reference of each is
-    the value of the other.
+    """The reference value for each peer: the median of all peers. If there are only two peers, each peer's reference
+    value is the value of the other.
     """
     if len(values) == 2:
         (first, first_value), (second, second_value) = values.items()

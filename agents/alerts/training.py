@@ -146,7 +146,8 @@ class DeadExperts:
 
 
 def _experts(dead: list[int]) -> str:
-    """Text such as ``expert 7`` or ``experts 1, 3``; for more than `LAYERS_NAMED` experts, only their number."""
+    """Text such as ``expert 7`` or ``experts 1, 3``; if there are more than `LAYERS_NAMED`, only the number of
+    experts."""
     if len(dead) > LAYERS_NAMED:
         return f"{len(dead)} experts"
     return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"

@@ -1,4 +1,4 @@
-"""Client requests: limits their size, and passes each message to the part of the hub that handles it."""
+"""Handles client requests: limits their size, and passes each message to the part of the hub that handles it."""
 
 import time
 

@@ -102,7 +102,7 @@ class Ingest:
             self._records = Skimmed([], [], [])
 
     def report_heard_again(self) -> None:
-        """Publish one event for all ranks that send again, because a whole cluster may have been cut off."""
+        """Publish one event for all ranks that have resumed sending, because a whole cluster may have been cut off."""
         if not self._heard_again:
             return
         ranks, self._heard_again = sorted(self._heard_again), []
@@ -178,7 +178,7 @@ class Ingest:
         return self._control.ack_missing(rank)
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
-        """Request hellos from the ranks that sent messages through this relay without a hello."""
+        """Request hellos from the ranks that sent messages through this relay before they sent a hello."""
         ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
             self._peer_faults.add("rank", "a relay sent records of ranks that it has not registered; dropped")

@@ -193,8 +193,8 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Publish the journal's events; load its commands and trials if its file has been opened after an earlier
-        failure."""
+        """Publish the journal's events; load its commands and trials if its file could not be opened before and now has
+        been."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
         if not self._journal.take_reopened():

@@ -18,7 +18,8 @@ Axes = Mapping[str, int] | Mesh
 
 
 def coordinates(axes: Axes | None) -> dict[str, int]:
-    """The coordinates of this rank. Raises ValueError if the mesh has no axis names or does not contain this rank."""
+    """This rank's coordinate on each axis. Raises ValueError if the mesh has no axis names or does not contain this
+    rank."""
     if axes is None or isinstance(axes, Mapping):
         return dict(axes or {})
     names, own = axes.mesh_dim_names, axes.get_coordinate()

@@ -85,8 +85,8 @@ class Loop:
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
         `waits` is called with the new value at the end of a step. `waits` returns "" if the value may be applied now,
-        or else the reason why the change waits for a later step. `waits` must return the same on all ranks. If `waits`
-        raises ValueError, the change is refused.
+        or else the reason why the change waits for a later step. `waits` must return the same result on all ranks. If
+        `waits` raises ValueError, the change is refused.
         """
         self._check_declaration(name)
         applied = partial(self._apply, name, apply)
@@ -317,7 +317,8 @@ def _log_exception(text: str) -> None:
 
 
 def _counted(number: object, following: int) -> int:
-    """The program's step number, clipped to the range of the protocol; `following` if it is not an integer."""
+    """The program's step number, clamped to the range that the protocol allows; `following` if `number` is not an
+    integer."""
     try:
         return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
     except TypeError:

@@ -121,7 +121,7 @@ def summed_loads(ranks: Sequence[RankStep]) -> dict[int, list[int]]:
 def summary_of(
     step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], report: StepReport
 ) -> Summary:
-    """The summary of one step of the whole job. Without `agree=`, `ranks` has only rank 0, so the loss is the loss of
+    """The summary of one step over all ranks. Without `agree=`, `ranks` has only rank 0, so the loss is the loss of
     rank 0.
     """
     slowest = max(rank.step_ms for rank in ranks)

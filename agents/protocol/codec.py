@@ -212,7 +212,7 @@ def skim(received: bytes | memoryview) -> Skimmed | None:
 
 
 def read(kind: type[Update], packed: bytes) -> Small | Unknown:
-    """Decode and check a skimmed record; an `Unknown` with the reason if it is malformed."""
+    """Decode and check a record that `skim` returned; a malformed record becomes an `Unknown` with the reason."""
     try:
         return _small_decoder.decode(packed)
     except _UNREADABLE as error:

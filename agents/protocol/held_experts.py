@@ -1,7 +1,7 @@
-"""Facts of a hello that list the experts that a rank holds, by layer.
+"""Facts in a rank's hello: the experts that the rank holds, by layer.
 
 The text is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these layers.
-A long text continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
+A list that is too long for one fact continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
 """
 
 import re
@@ -56,7 +56,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """Parse the texts into layers and experts; groups that cannot be parsed are left out."""
+    """Parse the texts of the facts into layers and experts; groups that cannot be parsed are left out."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")

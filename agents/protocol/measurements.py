@@ -36,7 +36,7 @@ class Vitals(Message, frozen=True):
 
 
 class ExpertShare(Struct, array_like=True, frozen=True):
-    """One expert, and its share of the token-expert pairs of its layer, 0..1."""
+    """One expert, and the share (0..1) of its layer's token-expert pairs that it receives."""
 
     expert: Count
     share: Real

@@ -243,8 +243,8 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """History that is older than all data sent before. A restarted hub reads this history from the run's recording. In
-    a snapshot, this message holds the part of the curve before the newest summaries.
+    """History that is older than the data in all earlier messages. A restarted hub reads this history from the run's
+    recording. In a snapshot, this message holds the part of the curve before the newest summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
     chronological order, and `curve` is older than `summaries`.
@@ -284,5 +284,6 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank cannot come back. A process that is stopped, silent or on another machine may come back."""
+        """Whether the rank cannot come back. A stopped or silent process may come back, and so may any process on
+        another machine, because the hub cannot check it."""
         return self.clean or self.process == "ended"

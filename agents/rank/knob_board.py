@@ -1,8 +1,8 @@
 """The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all.
 
 A knob's legal values may depend on other knobs: the legal micro-batch counts depend on the schedule, for example. So
-`check` covers all values that the board would have after the change. A change has two parts: `prepare`, which may
-refuse the change and builds what the new values need, and `commit`, which only puts the new values into effect.
+`check` covers all values that the board would have after the change. A change has two phases. `prepare` may refuse the
+change, and builds what the new values need. `commit` only puts the new values into effect.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Knob:
     """One knob.
 
     `legal` and `prepare` are called with the values that the board would have after the change. `prepare` returns what
-    `commit` needs, or raises ValueError with one sentence. `commit` must not fail, except that it may raise
+    `commit` needs, or raises ValueError with a one-sentence message. `commit` must not fail, except that it may raise
     NotAppliedError if it calls the program's own code.
 
     A knob that is an `action`, such as saving a checkpoint, has no value. Setting such a knob requests the action once;
@@ -46,7 +46,7 @@ class Knob:
 
     `waits` is called with a legal new value. `waits` returns "" if the value can take effect before the next step, or
     else the reason why the change waits for a later step, because some loops can switch a value only at certain steps.
-    Like `prepare`, `waits` may raise ValueError with one sentence.
+    Like `prepare`, `waits` may raise ValueError with a one-sentence message.
     """
 
     name: str
@@ -103,8 +103,8 @@ class KnobBoard:
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
 
     def waits(self, changes: Values) -> str:
-        """Why prepared `changes` wait for a later step; "" if they can be committed now. Raises ValueError with one
-        sentence if the changes can never be committed.
+        """Why prepared `changes` wait for a later step; "" if they can be committed now. Raises ValueError with a
+        one-sentence message if the changes can never be committed.
         """
         asked = {
             name: self._knobs[name].waits(self._knobs[name].cast(value)) for name, value in changes.items()
@@ -113,7 +113,7 @@ class KnobBoard:
 
     def check(self, changes: Values) -> Values:
         """Check `changes`, and return all values that the board would have after them. If the values are not legal,
-        raise ValueError with one sentence that says why.
+        raise ValueError with a one-sentence message that says why.
         """
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:

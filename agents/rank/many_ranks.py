@@ -49,7 +49,7 @@ INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hu
 
 
 class ManyRanks:
-    """The connection of many ranks to a hub. Without an endpoint nothing is sent and no command arrives.
+    """One connection to a hub, shared by many ranks. Without an endpoint nothing is sent and no command arrives.
 
     `introduce` sets the ranks' hellos, which are sent at once and again whenever a hub requests them.
     """

@@ -21,7 +21,7 @@ class Sampling:
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Apply a request for more frequent full vectors; the request expires after `lease_s` seconds."""
+        """Apply a client's request to send full vectors more often; the request expires after `lease_s` seconds."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)

@@ -93,7 +93,8 @@ class TrialEntry(Struct, frozen=True):
 
 @dataclass
 class Journalled:
-    """All commands and trials of a run, oldest first. `damage` has a one-sentence message for each unreadable part."""
+    """All commands and trials of a run, oldest first. `damage` contains a one-sentence message for each unreadable
+    part."""
 
     commands: list[Entry] = field(default_factory=list)
     trials: list[TrialEntry] = field(default_factory=list)

@@ -196,7 +196,7 @@ def _frames(log: Path, page: int) -> Iterator[_Frame]:
 
 
 def _checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """The checksum of SQLite's file format, over pairs of 32-bit words."""
+    """The checksum defined by SQLite's write-ahead log format, over pairs of 32-bit words."""
     one, two = sums
     for first, second in struct.iter_unpack(f"{order}2I", data[: len(data) // 8 * 8]):
         one = (one + first + two) & 0xFFFFFFFF

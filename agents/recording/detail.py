@@ -1,6 +1,6 @@
-"""Reads from the recorded updates what snapshots do not contain: the full curve of a range of steps, and earlier
-records. A snapshot keeps only a few curve values for each bucket of old steps, and only the newest record of each kind
-and rank.
+"""Reads from the recorded updates what snapshots do not contain: the curve of a range of steps at full resolution, and
+earlier records. A snapshot keeps only a few curve values for each bucket of old steps, and only the newest record of
+each kind and rank.
 """
 
 from collections.abc import Callable, Iterator

@@ -83,8 +83,8 @@ class _Endings(Tables):
 
     @contextlib.contextmanager
     def _no_damage(self) -> Iterator[None]:
-        """Context manager: raises RecordingError if its body finds damage. Damage found earlier, such as a torn log, is
-        ignored.
+        """Context manager: raises RecordingError if its body finds damage. Damage found earlier, such as a torn
+        write-ahead log, is ignored.
         """
         known = len(self.damage)
         yield
@@ -103,7 +103,7 @@ class _Endings(Tables):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: Segment) -> Iterator[msgspec.Raw]:
-        """The updates of the kinds `KINDS` in a segment, in order."""
+        """The segment's updates with a kind in `KINDS`, in order."""
         for data in self._blobs(segment):
             for packed in updates_of(data, ROW_BYTES):
                 if checked_kind(packed) in KINDS:

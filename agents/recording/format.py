@@ -74,7 +74,7 @@ class NothingRecordedError(RecordingError):
 
 
 class Batch(Struct, array_like=True, frozen=True):
-    """Updates that the hub published together; the first has the number `first`."""
+    """Updates that the hub published together; `first` is the sequence number of the first one."""
 
     time_s: Seconds
     first: Count
@@ -141,7 +141,7 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
 def unpack(packed: msgspec.Raw) -> Update:
     """Decode one update; returns `Unknown` for a kind of a newer release, or for a malformed record of a rank.
 
-    Raises RecordingError if the update is malformed and not a record of a rank.
+    Raises RecordingError for any other malformed update.
     """
     try:
         return _updates.decode(packed)
@@ -170,7 +170,8 @@ def checked_kind(packed: msgspec.Raw) -> str:
 
 
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
-    """The batches without per-rank records and without the kinds in `without`, numbered as before."""
+    """Remove per-rank records and the kinds in `without` from the batches; the other updates keep their sequence
+    numbers."""
     dropped = _BULK | without
     for batch in batches:
         run: list[msgspec.Raw] = []

@@ -85,7 +85,8 @@ class _Glance(Tables):
         return Glance(first_s, max(first_s, time_s), step, loss, hello, bool(ended), failure)
 
     def _newest(self, rows: list[tuple[int, int, float, int | None]]) -> Iterator[Update]:
-        """The updates of the kinds in `_KINDS` in the newest rows, newest first, up to the row with a summary."""
+        """The updates whose kind is in `_KINDS`, newest first, from the newest rows; stops after the first row that
+        contains a summary."""
         for id, size, *_ in rows:
             if size > ROW_BYTES:
                 continue

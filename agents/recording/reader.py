@@ -124,11 +124,11 @@ class Recording(Tables):
                     yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
 
     def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
-        """The summaries in a row, without decoding the other updates."""
+        """The summaries in row `id`; other updates are not decoded."""
         return self.of_kinds(segment, id, frozenset({"summary"}))
 
     def of_kinds(self, segment: Segment, id: int, kinds: frozenset[str]) -> Iterator[Moment]:
-        """The updates of the given kinds in a row, without decoding the others."""
+        """The updates of the given kinds in row `id`; other updates are not decoded."""
         try:
             yield from self._moments_of(segment, self.row(segment, id), kinds)
         except RecordingError as error:

@@ -74,8 +74,8 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Restore the file if it was removed. Returns whether the file was removed. Raises RecordingWriteError if the
-        file cannot be restored.
+        """Restore the recording's file if it was removed; returns True if it was restored. Raises RecordingWriteError
+        if the file cannot be restored.
         """
         if not self._file.removed:
             return False

@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 class HubSupervisor:
-    """Starts a hub, restarts it on the same sockets when it dies, and ends it. The caller must call `tick` regularly.
+    """Starts a hub, restarts it on the same sockets when it dies, and stops it. The caller must call `tick` regularly.
 
     The hub's output is appended to `log`. A relay is supervised in the same way; `what` is "hub" or "relay".
     """
@@ -165,10 +165,10 @@ def reach(hub: Endpoints) -> Reach:
 
 
 def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
-    """How to connect to the existing hub that `hub` names. None for "none" and for "auto"; with "auto", the caller
-    starts a hub.
+    """How to connect to the existing hub that `hub` refers to. None for "none" and for "auto"; with "auto",
+    the caller starts a hub.
 
-    Raises RunError if `hub` names no live hub, if this user has no key for it, or if `listen` is invalid.
+    Raises RunError if `hub` does not refer to a live hub, if this user has no key for it, or if `listen` is invalid.
     """
     if listen is not None:
         listen_address(listen)
@@ -187,7 +187,7 @@ def hub_of(
     this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
     The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
-    With `listen`, the hub also listens on TCP. Raises RunError if `hub` names no live hub.
+    With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -255,8 +255,8 @@ def between_machines(towards: str, listen: str | None = None) -> str:
     """The TCP address on which a hub listens for ranks on other machines. Without `listen`, the address is the one from
     which this machine connects to the host `towards`.
 
-    Raises RunError if there is no key with the role rank, or if `listen` is not given and this machine's address cannot
-    be determined.
+    Raises RunError if there is no key with the role `rank`, or if `listen` is not given and this machine's address
+    cannot be determined.
     """
     find_key((Role.RANK,))  # ranks on the other machines need this key
     return listen or endpoint(own_address(towards), "auto")

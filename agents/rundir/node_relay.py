@@ -1,4 +1,4 @@
-"""The relay of a node: whether a job uses relays, and the process that local rank 0 starts and supervises.
+"""Decides whether a job uses relays; local rank 0 starts and supervises the relay of its node.
 
 All ranks of a node derive the path of the relay's socket from their environment, so they need not exchange data. A rank
 whose relay does not start or is no longer restarted connects to the hub directly (`agents.transport.reach.Fallback`).
@@ -102,8 +102,8 @@ def wants_relay(place: Place | None, environ: Mapping[str, str] = os.environ) ->
 def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
-    """Yield how this rank connects to the hub: through the relay of its node if the job uses relays, else as in
-    `reached`. Local rank 0 starts the relay, and ends it when this context closes.
+    """Yield how this rank connects to the hub: through the relay of its node if the job uses relays, otherwise
+    `reached` unchanged. Local rank 0 starts the relay, and ends it when this context closes.
 
     Raises RunError if `COCKPIT_RELAY` is invalid.
     """

@@ -47,9 +47,9 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     """The endpoints of a live run. `target` is the run's name in `runs_dir`, the run's folder, or an ``ipc://`` or
     ``tcp://`` URL.
 
-    An ipc URL gives the socket directory or a socket in that directory. `None` selects the newest live run. A hub on
-    another machine is reached over TCP if its run folder is on a shared file system. Raises RunError if the run does
-    not exist, if its hub is not alive, or if its hub cannot be reached from this machine.
+    An ipc URL contains the path of the socket directory or of a socket in that directory. `None` selects the newest
+    live run. A hub on another machine is reached over TCP if its run folder is on a shared file system. Raises RunError
+    if the run does not exist, if its hub is not alive, or if its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)
@@ -151,7 +151,7 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
 
 
 def _is_recorded(folder: Path) -> bool:
-    """Whether a folder contains a recording, which may have only just begun."""
+    """Whether a folder contains a recording, possibly one that is still being written."""
     try:
         with open_ordinary(folder / RECORD_FILE) as file:
             return file.read(len(SQLITE)) == SQLITE

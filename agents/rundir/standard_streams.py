@@ -23,8 +23,8 @@ def open_streams() -> None:
 
 
 def fit_output(as_json: bool) -> None:
-    """For JSON, make stdout use UTF-8. Otherwise, stdout keeps its encoding and writes ``?`` in place of characters
-    that it cannot encode.
+    """If `as_json` is set, make stdout use UTF-8. Otherwise, stdout keeps its encoding and writes ``?`` in place of
+    characters that it cannot encode.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         if as_json:

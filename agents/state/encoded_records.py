@@ -45,7 +45,7 @@ class EncodedRecords(MutableMapping[int, R]):
         return self.copy()
 
     def copy(self) -> "EncodedRecords[R]":
-        """A copy that later records do not change."""
+        """A copy that does not change when records are added later."""
         return EncodedRecords(self._kind, self._encoded.items())
 
     def clear(self) -> None:

@@ -4,8 +4,8 @@ of each metric are kept: the first, the lowest, the highest, the last, and the f
 All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
 two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which
 they arrive: bucketing in two stages gives the same result as bucketing once. A line chart with at least one bucket per
-column looks the same as a chart of all values (the M4 method, Jugel et al., VLDB 2014). The kept values are original
-values, not averages.
+column looks the same as a chart of all values (the M4 method, Jugel et al., VLDB 2014). Each kept value is the value of
+a single step, not an average.
 """
 
 import math

@@ -17,8 +17,8 @@ FIELDS = ("now", "likely", "low", "high", "measured")
 
 @dataclass(frozen=True)
 class Check:
-    """The check of a preview for one quantity, after the change was applied. `now`: the value before the change;
-    `likely`, `low`, `high`: the predicted values; `measured`: the value after the change.
+    """A previewed quantity, compared with the value that was measured after the change was applied. `now`: the value
+    before the change; `likely`, `low`, `high`: the predicted values; `measured`: the value after the change.
     """
 
     quantity: str
@@ -35,7 +35,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction `likely`, compared with the measured value."""
+        """Relative error of the predicted value `likely`; 0 if the measured value is 0."""
         return abs(self.measured - self.likely) / abs(self.measured) if self.measured else 0.0
 
 
@@ -68,7 +68,7 @@ def check_event(
 
 
 def checks_of(event: Event) -> list[Check]:
-    """The checks in an event; empty if the event is of another kind or is incomplete."""
+    """The preview checks in an event; empty if the event is of another kind or is incomplete."""
     if MARK not in event.facts:
         return []
     names = [name.removesuffix(".measured") for name in event.facts if name.endswith(".measured")]
@@ -82,7 +82,7 @@ def checks_of(event: Event) -> list[Check]:
 
 
 def trust(events: Iterable[Event]) -> dict[str, Trust]:
-    """How far to trust previews, by quantity, from all checks in a run's log."""
+    """For each quantity, how far to trust its previews, computed from all checks in a run's log."""
     checks: dict[str, list[Check]] = {}
     for event in events:
         for check in checks_of(event):

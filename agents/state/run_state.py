@@ -165,8 +165,8 @@ class RunState:
             del self.commands[gone], self._places[CommandState, gone]
 
     def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
-        """Place the command or trial at the end of the log. A new state with an unchanged time only adds details, so
-        the command or trial keeps its position in the log.
+        """Place the command or trial at the end of the log. If the time of a known command or trial is unchanged, the
+        new state only adds details, so the position in the log is kept.
         """
         if known is None or known.time_s != new.time_s:
             self._count += 1
@@ -202,8 +202,8 @@ class RunState:
         self._put_in_front(past.events[-room:] if room else [])
 
     def _put_in_front(self, events: list[Event]) -> None:
-        """Insert the events of an earlier hub process before all others. Commands and trials from the journal are
-        placed between these events by time.
+        """Insert the events of an earlier hub process before all others. Commands and trials that precede all other
+        events, such as those from the journal, are placed between the inserted events in order of time.
         """
         between = 0
         for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):

@@ -30,7 +30,7 @@ class Admission:
         self.monitor = listening.get_monitor_socket(zmq.EVENT_ACCEPTED)
 
     def close_excess(self) -> None:
-        """Close the new connections whose descriptor is in the reserve."""
+        """Close each new connection whose descriptor is one of the reserved ones."""
         while self.monitor.poll(0):
             descriptor = recv_monitor_message(self.monitor)["value"]
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -153,8 +153,8 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """All valid keys and the newest revoked keys, oldest first. Raise RunError if other users can read or change
-        the list.
+        """All valid keys and the most recently revoked keys, oldest key first. Raise RunError if other users can read
+        or change the list.
         """
         if not self.folder.exists():
             return []
@@ -210,8 +210,8 @@ class KeyStore:
         return path
 
     def revoke(self, name: str) -> Listed:
-        """Revoke a key; running hubs apply it within a second. Raise RunError if there is no such key or it is already
-        revoked."""
+        """Revoke a key; running hubs stop accepting it within a second. Raise RunError if there is no such key or it is
+        already revoked."""
         with self._locked():
             listed = self.listed()
             found = next((row for row in listed if row.name == name and row.revoked_s is None), None)
@@ -262,8 +262,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_private(path: Path, longest: int) -> bytes:
-    """Read a file of at most `longest` bytes. Raise RunError if the file is longer, or if other users can read or write
-    it."""
+    """Read a private file. Raise RunError if it exceeds `longest` bytes, or if other users can read or write it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())

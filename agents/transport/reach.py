@@ -1,4 +1,4 @@
-"""How a rank connects to its hub: endpoint and key, and the hub itself for a rank that connects through a relay."""
+"""How a rank connects to its hub: the endpoint and key, and, if it connects through a relay, the hub as a fallback."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Fallback:
     _missing_s: float | None = None  # monotonic time since which the socket is missing
 
     def is_due(self, now: float) -> bool:
-        """Whether to connect to the hub directly from now on; `now` is `time.monotonic()`."""
+        """Whether the rank must now give up the relay and connect to the hub directly; `now` is `time.monotonic()`."""
         if self.socket.exists():
             self._missing_s = None
             return False

@@ -39,7 +39,8 @@ class Received(NamedTuple):
 
 
 class ServerSocket:
-    """A Unix socket in a private directory. Whoever can enter the directory can connect, and has the socket's role."""
+    """A server socket over ipc, in a private directory. Anyone who can enter the directory can connect, and has the
+    socket's role."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
         self.mark = mark  # first byte of the ids of this socket's peers
@@ -127,8 +128,8 @@ class CurveSocket(ServerSocket):
 
 
 class ServerSockets:
-    """All sockets of one hub: over ipc one for ranks, one for clients and one for clients that only watch, and one TCP
-    socket for all of them if `listen` is given.
+    """All sockets of one hub: over ipc, one each for ranks, operators and viewers; if `listen` is given, also one TCP
+    socket for all of them.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Starts a command whose Python processes are watched. The command replaces this process (`exec`), so streams, signals
-and the exit status need no forwarding.
+"""Starts the wrapped command, with the environment variables that make its Python processes install the hooks. The
+command replaces this process (`exec`), so streams, signals and the exit status need no forwarding.
 """
 
 import os

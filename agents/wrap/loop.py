@@ -88,7 +88,7 @@ class WrappedLoop(Loop):
         self._rounds = Rounds(ranks, self._position) if ranks else None
 
     def _switches_together(self) -> bool:
-        """True, because wrapped ranks vote in rounds."""
+        """True: wrapped ranks vote in rounds, so all of them can switch a knob at the same step."""
         return True
 
     def _position(self) -> tuple[int, float | None]:

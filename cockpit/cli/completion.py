@@ -1,4 +1,4 @@
-"""``cockpit completion``: prints a script that completes the command line in a shell."""
+"""``cockpit completion``: prints a shell completion script."""
 
 from argparse import ArgumentParser
 

@@ -30,8 +30,8 @@ SHOWN_LINES = 12
 
 
 class DemoSource:
-    """The source for a run that this command starts. It waits for the run's hub, then follows the run. If the engine
-    fails, the source reports the failure.
+    """The data source of the app for a run that this command starts: waits for the run's hub, then follows the run. If
+    the engine fails, the source reports the failure.
     """
 
     operator = True
@@ -180,7 +180,7 @@ def _layout_to_simulate(name: str) -> Path:
 
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise SystemExit, so that `finally` blocks stop the engine."""
+    """Context manager: in its body, SIGTERM and SIGHUP raise SystemExit, so that `finally` blocks stop the engine."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

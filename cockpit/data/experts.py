@@ -72,7 +72,7 @@ class Shown:
         return self.history.streak(*cell, self.number)
 
     def step_text(self) -> str:
-        """The step of the record as text, and how it differs from the selected step."""
+        """Text that names the steps of the shown record, and says so if the selected step is not one of them."""
         frame = self.frame
         steps = format.grouped(frame.first)
         if not self.exact:
@@ -201,21 +201,21 @@ _ABSENT = "owner unknown: no rank that has joined holds it"
 
 @dataclass(frozen=True)
 class Owners:
-    """The ranks that hold an expert, ascending; `why` gives the reason if there are none."""
+    """The ranks that hold an expert, in ascending order; `why` gives the reason if there are none."""
 
     ranks: Sequence[int]
     why: str = ""
 
 
 def owners(store: Store, cell: Cell) -> Owners:
-    """The ranks that hold and compute an expert, as reported by the ranks."""
+    """The ranks that hold an expert's weights and run it, as reported by the ranks."""
     groups = store.once("held experts", (Topic.GRID,), lambda: _held(store))
     ranks = [rank for held, those in groups if any(one.has(*cell) for one in held) for rank in those]
     return Owners(sorted(ranks), "" if ranks else _ABSENT if groups else _NOBODY)
 
 
 def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
-    """The experts of each group of ranks that hold the same experts, and the ranks of the group."""
+    """Ranks that hold the same experts form a group; returns each group's experts and ranks."""
     by_texts: dict[tuple[str, ...], list[int]] = {}
     for rank, hello in store.state.hellos.items():
         if texts := held_texts(hello.facts):

@@ -42,7 +42,7 @@ class PlaybackPosition:
 
 @dataclass(frozen=True)
 class Fault:
-    """An unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
+    """An unexpected error that stopped a data source: the error in one line, how to continue, and the traceback."""
 
     error: str
     how_to_continue: str

@@ -47,7 +47,7 @@ def peers_word(store: Store) -> str:
 
 
 def against_text(against: Against, store: Store) -> str:
-    """The text in the legend that names what a rank is compared with."""
+    """Legend text: the baseline that each rank is compared with."""
     return f"against the median of {peers_word(store)}" if against is Against.PEERS else against.value
 
 
@@ -127,8 +127,8 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The smallest deviation that the grid marks, which is the same for every metric. A marked rank is not an alert;
-    only the hub raises alerts."""
+    """The smallest deviation that the grid marks, which is the same for every metric. A mark is not an alert; only the
+    hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
@@ -224,8 +224,7 @@ def _gather(store: Store) -> Gather:
 
 
 def medians(columns: Sequence[Column]) -> Column:
-    """For each position, the median of the values that `columns` have there, without missing values; NaN if all are
-    missing."""
+    """The element-wise median of `columns`, ignoring missing values; NaN where all are missing."""
     size = max(map(len, columns), default=0)
     columns = [
         column if len(column) == size else [*column, *[NAN] * (size - len(column))] for column in columns

@@ -161,7 +161,8 @@ def validation(store: Store) -> dict[str, Any] | None:
 
 
 def filtered(store: Store, chosen: Filter) -> dict[str, Any]:
-    """The text of a filter, the number of ranks that match, and the number of ranks without a value for the filter."""
+    """The text of a filter, the number of ranks that match, and the number of ranks without a value that the filter
+    needs."""
     found = matches(store, chosen)
     return {"text": chosen.text, "matching": len(found.ranks), "without_data": found.unknown}
 

@@ -1,7 +1,7 @@
 """The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
 
-A live stream, a recording or a test fills the store in the same way. One thread writes and another reads; both hold
-`lock`. Each topic has a revision, so that a panel redraws only when its own data has changed.
+A live stream, a recording or a test fills the store in the same way. One thread writes and another reads, each while it
+holds `lock`. Each topic has a revision, so that a panel redraws only when its own data has changed.
 """
 
 import copy
@@ -156,7 +156,8 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Set the age of the last message from the hub, and for how long the state has lagged behind that message."""
+        """Record that the hub's last message arrived `age_s` ago, and that the state has been older than it for
+        `behind_s`."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -210,7 +211,7 @@ class Store:
         return self.live.clock() - self.clock() if self.live else None
 
     def marked(self) -> None:
-        """Report that `named_marks` has changed."""
+        """Mark the curves as changed, because `named_marks` has changed."""
         self._curves_changed()
         if self.live:
             self.live.marked()
@@ -281,8 +282,8 @@ class Store:
 
     @property
     def steps_done(self) -> int | None:
-        """The number of steps done up to the newest summary, because the screen shows the values of this summary.
-        Records of ranks may be a step newer."""
+        """The number of steps completed at the newest summary, because the screen shows the values of that summary. The
+        records of ranks may already be a step ahead of it."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)
 

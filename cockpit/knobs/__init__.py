@@ -1,1 +1,1 @@
-"""The logic of the knob board, the what-if and the autopilot, independent of any screen. Imports no Textual."""
+"""The logic of the knob board, the what-if panel and the autopilot, independent of any screen. Imports no Textual."""

@@ -49,7 +49,8 @@ def candidate(changes: Changes, answer: Previewed, memory_share: float | None = 
 
 
 def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[tuple[Changes, str]]:
-    """Changes that were tried from the current `values` and reverted because the run was not clearly faster."""
+    """Changes from the current `values` that a trial reverted because the run was not clearly faster, each with the
+    measured change of the step time as text."""
     return [
         (trial.changes, f"step time {ratio_text(trial)}")
         for trial in trials

@@ -28,8 +28,8 @@ class Bounds:
         return {*self.ranges, *self.values}
 
     def legal(self, knob: KnobState) -> list[Value]:
-        """The values of `knob` that are legal and within the bounds. For a range in which every number is legal, the
-        result contains its ends and a few round values."""
+        """The values of `knob` that are legal and within the bounds. For a range, the result contains its two end
+        points and a few round values in between, where they are legal."""
         found = [fit(knob, value) for value in self.values.get(knob.name, ())]
         if knob.name in self.ranges:
             low, high = self.ranges[knob.name]

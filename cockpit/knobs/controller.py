@@ -145,8 +145,8 @@ class BoardController:
 
     @_key
     def take_over(self, changes: Mapping[str, Value]) -> None:
-        """Turn `changes`, such as the hypothetical values of a what-if, into edits, and move the cursor to the first
-        edit."""
+        """Turn `changes`, such as the hypothetical values of the what-if panel, into edits, and move the cursor to the
+        first edit."""
         here = rows(self.store)
         for knob in here:
             if knob.name in changes:

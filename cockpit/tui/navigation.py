@@ -17,8 +17,8 @@ NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:
-    """Changes which step, rank and expert are selected in one app. `shown` returns the store on the screen, which may
-    be frozen. `open` opens a screen by name. In a replay, steps are not selected; instead, `seek` moves the playback
+    """Changes the selection (step, rank and expert) of one app. `shown` returns the store on the screen, which may be
+    frozen. `open` opens a screen by name. In a replay, steps are not selected; instead, `seek` moves the playback
     position to a step (None: to the end of the recording).
     """
 
@@ -68,7 +68,7 @@ class Navigator:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
     def go(self, jump: Jump) -> str:
-        """Select the step, rank or expert that `jump` names, and open the screen that it names, if any."""
+        """Select the step, rank or expert in `jump`, and open the screen in `jump`, if it has one."""
         selection = self.session.selection
         if jump.last or jump.step is not None:
             if self._seek:

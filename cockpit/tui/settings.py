@@ -17,7 +17,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices of a user that apply to every run."""
+    """A user's settings, which apply to every run."""
 
     theme: str = DEFAULT
 

@@ -19,7 +19,8 @@ WAIT_S = 3.0  # how long to wait for the lock, because a killed run takes a mome
 def lock_folder(
     folder: Path, wait_s: float = WAIT_S, warn: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Lock the folder for this run; create it if it does not exist. Raises RunError if this fails.
+    """Lock the folder for this run; create it if it does not exist. Raises RunError if the folder cannot be created or
+    locked.
 
     Forked processes inherit the lock. The kernel releases the lock when the last process of the run ends, even if that
     process is killed. `warn` is called with a message if the file system does not support locks.

@@ -1,4 +1,5 @@
-"""Finds checkpoints on disk and checks that they are complete and undamaged. Torch-free, so that it starts fast.
+"""Finds checkpoints on disk and checks that they are complete and undamaged. This module does not import torch, so it
+is fast to import.
 
 A checkpoint is first written under a temporary name (`step-5.partial`). The manifest is written last, then the folder
 is renamed. So if a folder has a manifest, the checkpoint was complete when it was written. The file sizes in the
@@ -77,7 +78,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def damage(folder: Path) -> str | None:
-    """One sentence that describes the damage of the checkpoint in `folder`, or None if the checkpoint is intact.
+    """One sentence that describes the damage to the checkpoint in `folder`, or None if the checkpoint is intact.
 
     Reads all files in several threads. CRC-32 releases the GIL, so the disk is the bottleneck.
     """
@@ -165,7 +166,7 @@ def newest_checkpoint(source: Path) -> Checkpoint:
 
 
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
-    """All folders whose names match the pattern of checkpoints, complete or not."""
+    """All folders that are named like a checkpoint, whether the checkpoint is complete or not."""
     with suppress(OSError):
         yield from (
             path
@@ -175,8 +176,8 @@ def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
 
 
 def other_format_folders(checkpoints_dir: Path) -> list[Path]:
-    """Folders of checkpoints in the format of another engine version. The engine neither resumes from them nor removes
-    them."""
+    """Folders of checkpoints in the format of another engine version. The engine neither resumes from such checkpoints
+    nor removes them."""
     return [folder for folder in checkpoint_folders(checkpoints_dir) if has_other_format(folder)]
 
 

@@ -3,7 +3,7 @@ saved shards that it needs.
 
 With gradient compression, several ranks (the *holders*) each keep a residual of a parameter, and training depends only
 on the sum of these residuals. So holder h of the H holders in the new layout adds up the residuals that the holders h,
-h + H, h + 2 H, ... saved. In the same layout, each holder gets its own residual back.
+h + H, h + 2 H, ... saved. If the layout is the same, each holder gets its own residual back.
 """
 
 import re

@@ -65,8 +65,8 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 
 def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """The layout with `values` as the start values of the knobs that they name. Raises LayoutError if the result is not
-    a legal layout."""
+    """The layout with `values` as the start values of its knobs. Raises LayoutError if the result is not a legal
+    layout."""
     return check_layout(_with_unchecked(layout, values))
 
 
@@ -108,14 +108,14 @@ def find_start(
 
     - `resume`: if True, continue the run in `run_dir` or, without `run_dir`, the newest run of this name. If `resume`
       is a path, start a new run from the newest complete checkpoint at that path.
-    - `restarted`: whether torchrun, a scheduler or the engine's launcher may have started the ranks before. If so, the
-      run in `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
-    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, the values of these keys in
-      `layout` take precedence over the checkpoint's values. In a continued run, such a value takes precedence only if
-      it differs from the value with which the run started.
+    - `restarted`: whether torchrun, a scheduler or the engine's launcher may have started the ranks before. If True,
+      the run in `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
+    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, values set on the command
+      line take precedence over the checkpoint's values. In a continued run, a value set on the command line takes
+      precedence only if it differs from the value with which the run started.
     - `warn`: called with a message for each skipped checkpoint, and for each knob value of the checkpoint that is not
       legal in `layout`.
-    - `damage`: a function that checks the content of a checkpoint. It returns an error message if the checkpoint is
+    - `damage`: a function that checks the content of a checkpoint, and returns an error message if the checkpoint is
       damaged, else None.
     - `data`: the digest of this run's training text, if known.
     """
@@ -168,7 +168,7 @@ def find_start(
 
 
 def _folders_of(layout: Layout) -> list[Path]:
-    """All folders of runs of this name, oldest first."""
+    """The folders of all runs with the layout's run name, oldest first."""
     pattern = re.compile(re.escape(layout.run.name) + r"-\d{8}-\d{6}(-\d+)?")
     found = [
         path for path in Path(layout.run.dir).glob(f"{layout.run.name}-*") if pattern.fullmatch(path.name)
@@ -202,7 +202,7 @@ def _checkpoint_in(
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
     """An error message if this run's training text, which has the digest `data`, differs from the checkpoint's training
-    text; else None. If `layout` sets data.digest to `data`, the text may differ."""
+    text; else None. A different text is allowed if `layout` sets data.digest to `data`."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -281,8 +281,8 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those of `values` that are legal in this layout. For each of the other values, `warn` is called
-    and the layout keeps its own value."""
+    """The layout with all of `values` that are legal in it. For each illegal value, `warn` is called and the layout
+    keeps its own value."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

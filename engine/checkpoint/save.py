@@ -55,8 +55,8 @@ class Checkpoints:
 
     Must be constructed before the first step, because the constructor creates a process group. `describe` returns the
     manifest for a number of completed steps. `report` is called every few seconds while a rank waits for a save,
-    because the parent process kills a stopping run that reports no progress. `anywhere` returns whether its argument is
-    true on any rank. It is a collective that only the training thread may call.
+    because the parent process kills a stopping run that reports no progress. `anywhere` is a collective that only the
+    training thread may call; it returns whether its argument is true on any rank.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save a checkpoint after `done` steps; `last`: these were the last steps of the run. The result is
-        equal on all ranks.
+        """Whether to save a checkpoint after `done` steps; `last`: whether the run ends after these steps. The result
+        is equal on all ranks.
 
         If the state after `done` steps has been saved already, for example during a pause, a requested second save is
-        due only if the first one has failed. So all ranks wait for the result of the first save.
+        due only if the first save has failed, so all ranks wait for the result of the first save.
         """
         if done == self._saved_at:
             if not self._requested:
@@ -210,7 +210,7 @@ class SaveAcks:
     def settle_finished(self) -> None:
         """Send the held acks of finished saves.
 
-        If the save failed but the change also sets knobs, the ack is still `applied`, because the knobs have their new
+        After a failed save, the ack is still `applied` if the change also sets knobs, because the knobs have their new
         values.
         """
         for held in list(self._held):

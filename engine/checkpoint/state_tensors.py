@@ -66,7 +66,7 @@ class State:
 
     @torch.no_grad()
     def update_tied_copies(self) -> None:
-        """Copy the loaded values to those parameters that are copies of a tied weight. Call it after writing to
+        """Copy each loaded tied weight, and its optimizer state, to the copy of this weight. Call it after writing to
         `tensors`."""
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
@@ -129,8 +129,8 @@ class State:
 
 
 def create_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the optimizer's state, filled with zeros. Without this, the optimizer would create it only at its first
-    step."""
+    """Create the optimizer's state, filled with zeros. Without this call, the optimizer would create its state only at
+    its first step."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -1,6 +1,6 @@
 """Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
 
-Torch's own storage has a pickled index and reads items that are not tensors with `torch.load`. Unpickling can execute
+Torch's own storage pickles its index and uses `torch.load` to read items that are not tensors. Unpickling can execute
 arbitrary code, so this module uses neither pickle nor `torch.load`. DCP plans what each rank saves and loads, and this
 module writes and reads the bytes.
 """
@@ -188,7 +188,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def _stored(name: str, entry: Any, places: dict[MetadataIndex, _At]) -> Stored:
-    """Make the index entry of a saved tensor. Empty shards are not stored."""
+    """Create the index entry of a saved tensor. Empty shards are not stored."""
     chunks = []
     for chunk in entry.chunks:
         if math.prod(chunk.sizes):

@@ -67,8 +67,8 @@ def _sync(folder: Path) -> None:
 
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
-    """Remove all complete checkpoints except the `keep` newest ones. Also remove incomplete checkpoints of steps before
-    the first step that is kept. Checkpoints in other formats are not removed."""
+    """Remove all complete checkpoints except the `keep` newest ones. Also remove incomplete checkpoints whose step is
+    below the lowest step that is kept. Checkpoints in other formats are not removed."""
     checkpoints = complete_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:

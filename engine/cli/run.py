@@ -1,4 +1,4 @@
-"""`engine run`: trains a layout."""
+"""`engine run`: trains the model that a layout describes."""
 
 import argparse
 import importlib.util

@@ -121,7 +121,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def refuse_settings(options: argparse.Namespace) -> None:
-    """Refuse options whose values are not legal."""
+    """Refuse options with invalid values."""
     if (options.prompt is None) == (options.prompt_ids is None):
         refuse("engine sample needs one of --prompt TEXT and --prompt-ids ID,ID,...")
     bounds = (

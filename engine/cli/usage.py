@@ -1,4 +1,4 @@
-"""Usage errors: prints one sentence on stderr and exits with status 2."""
+"""Reports usage errors: prints one sentence on stderr and exits with status 2."""
 
 import argparse
 import sys

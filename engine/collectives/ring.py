@@ -44,7 +44,8 @@ def pass_and_add(port: Port, parts: list[Tensor]) -> None:
 
 
 def pass_on(port: Port, parts: list[Tensor]) -> None:
-    """Ring all-gather: `parts` contains this rank's own part before the call, and the parts of all ranks after it."""
+    """Ring all-gather: before the call, `parts` contains only this rank's part; after the call, it contains every
+    rank's part."""
     ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
     for step in range(port.size - 1):
         sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]

@@ -6,9 +6,9 @@ undefined. An all-gather copies part r from rank r to every rank. The algorithms
 number of ranks.
 
 Sums are computed in the buffer's dtype, in an order that depends only on the algorithm, the number of ranks and the
-size. So results are bitwise equal in every run. After an all-reduce or an all-gather, they are also bitwise equal on
-every rank. In bf16 each addition is rounded to bf16: a sum is rounded P - 1 times in a ring, and ceil(log2 P) times in
-a tree or in recursive halving.
+size. So a collective gives bitwise the same result in every run. After an all-reduce or an all-gather, the buffers are
+also bitwise equal on all ranks. In bf16 each addition is rounded to bf16: a sum is rounded P - 1 times in a ring, and
+ceil(log2 P) times in a tree or in recursive halving.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batc
 
 
 def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
-    """Minimum number of micro-batches of the schedule `name`."""
+    """Minimum number of micro-batches that the schedule `name` needs."""
     return ranks * virtual_stages if SCHEDULES[name].least == "stages" else 1
 
 

@@ -57,7 +57,7 @@ def attention_width(model: Model) -> int:
 
 
 def _attention_vectors(model: Model) -> int:
-    """Number of elements in the biases and inner norms of one attention block."""
+    """Number of elements in the biases and the query and key norms of one attention block."""
     if model.attention == "mla":
         q_rank, kv_rank, *_ = model.latent
         return q_rank + kv_rank

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 
 def keys(kind: type[Struct]) -> dict[str, tuple[Any, str]]:
-    """For each key of a section, its type (without the description) and its description."""
+    """Map each key of a section to its type, without the description, and to its description."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: (_without_meaning(hint), _meaning(hint)) for key, hint in hints.items()}
 

@@ -49,7 +49,8 @@ class ExpertPlacement:
         return self._compression.residuals if self._compression else {}
 
     def record_load(self, load: Tensor) -> None:
-        """Add a step's load, this rank's counts of (token, expert) pairs [layer, expert], to the recent load."""
+        """Update the moving average of the load. `load`: this rank's (token, expert) pairs in a step, counted by
+        [layer, expert]."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
@@ -78,8 +79,8 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, the recent counts of (token, expert) pairs of the whole job, [ep rank that holds the token,
-        expert]."""
+        """For each layer, a moving average of the (token, expert) pairs per step over all ranks of the job, indexed by
+        [ep rank that holds the token, expert]."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"
@@ -109,8 +110,8 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote on the move. Returns the first objection, or "" if no rank objects, and the sum of the figures over all
-        stages."""
+        """Vote on moving the experts. Returns the first objection, or "" if no rank objects, and the sum of the figures
+        over all stages."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)

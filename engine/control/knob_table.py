@@ -1,6 +1,6 @@
 """The knobs of a run: names, legal values, help text. Does not import torch, because simulated runs use the same table.
 
-The caller passes the functions that carry out a change as `Effects`.
+The functions that carry out changes are passed in as `Effects`.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,8 @@ def knob_table(
     support: Support = EVERYTHING,
 ) -> KnobBoard:
     """Make the knob board with the layout's start values. A committed change takes effect in the next step. `actions`
-    are actions that the board offers in addition to its own. `support`: what the model supports."""
+    are actions that the board offers in addition to its own. `support`: the axes, knobs and keys that the model
+    supports."""
 
     def schedule(values: Values) -> str:
         return str(values.get("schedule", layout.schedule.name))

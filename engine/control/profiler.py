@@ -33,7 +33,7 @@ def slices(grid: Grid) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """A request for a trace: the number of steps, the ranks that trace, and the first step (None: the next step)."""
+    """A request for a trace: the number of steps, the ranks to trace, and the first step (None: the next step)."""
 
     steps: int
     ranks: frozenset[int] = frozenset({0})
@@ -136,7 +136,7 @@ class Profiler:
             self._request = request
 
     def due(self, step: int) -> bool:
-        """Whether a trace starts at `step`. If so, a trace that is still running ends before this step."""
+        """Whether the requested trace starts at `step`. A trace that is still running then ends before this step."""
         request = self._request
         return request is not None and (request.first is None or step >= request.first)
 

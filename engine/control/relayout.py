@@ -1,4 +1,4 @@
-"""The knob `layout`: an operator changes how the ranks of a live run share the work.
+"""The knob `layout`, with which an operator changes how the ranks of a live run share the work.
 
 All ranks agree on the new layout at a step boundary, save a checkpoint and exit; the launcher then starts the ranks of
 the new layout from this checkpoint (`engine.launch.restarts.decision`).

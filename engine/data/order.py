@@ -18,7 +18,7 @@ BLOCK = 2**16  # numbers in a block, if weights are given
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Integers of at least 1 that sum to BLOCK in proportion to `weights`, rounded by the largest-remainder method."""
+    """BLOCK split into integers of at least 1 in proportion to `weights`, with the largest-remainder method."""
     exact = [BLOCK * weight / sum(weights) for weight in weights]
     shares = [max(1, int(share)) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])

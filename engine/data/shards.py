@@ -1,8 +1,8 @@
 """Token shards on disk, memory-mapped (docs/train/data.md describes the format). Torch-free.
 
-A folder holds index.json and, for each shard n, NNNNN.tokens (token ids, little-endian) and NNNNN.documents (the first
-token of each document within the shard, as little-endian 64-bit numbers). File names come from the shard's number and
-never from the index.
+A folder holds index.json and, for each shard n, NNNNN.tokens (token ids, little-endian) and NNNNN.documents (the index
+in the shard of each document's first token, as little-endian 64-bit integers). File names are derived from the shard
+number; index.json does not contain them.
 """
 
 import hashlib

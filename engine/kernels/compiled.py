@@ -6,8 +6,8 @@ is already one kernel.
 
 Each rank compiles a function at its first call, for the shapes of that call (ranks on one machine share a compile
 cache). When a shape changes, for example with the number of micro-batches, torch compiles the function again with a
-dynamic size. The number of token rows that a rank's experts process changes at every call, so this size is dynamic from
-the start.
+dynamic size. The experts of a rank get a different number of token rows at each call, so this size is dynamic from the
+start.
 """
 
 from collections.abc import Callable

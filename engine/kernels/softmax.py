@@ -1,5 +1,5 @@
-"""Softmax over a short last dim. On the CPU, torch's kernel processes a row that is shorter than a vector register
-element by element, which takes five times as long as separate operations."""
+"""Softmax over a short last dim. If a row is shorter than a vector register, torch's CPU kernel processes it one
+element at a time, which takes five times as long as separate operations."""
 
 from typing import Any
 

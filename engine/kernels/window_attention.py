@@ -1,8 +1,8 @@
 """Causal attention in a sliding window: each query attends to the last W keys, including its own (Mistral 7B, arXiv
 2310.06825).
 
-Queries are divided into blocks of W. A block attends to its own keys and to the keys of the previous block. So each
-query needs 2 W scores instead of S, and no S x S mask is built.
+Queries are divided into blocks of W. The queries of a block attend to the block's own keys and to the keys of the
+previous block. So each query needs 2 W scores instead of S, and no S x S mask is built.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), S tokens, W window, N blocks after the first, K = 2 W keys
 of a block, C head dimension.

@@ -94,14 +94,13 @@ def run_layout(
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
-    Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0
-    calls `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary
-    of each step of the whole job (one step late), `on_checkpoint` with the result of each save, and
-    `on_sample` with each text that the model generates ([sample]). The
-    parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the run's folder before the first
-    step and `on_end` with the exit status. Before the ranks start again, the parent calls `on_restart` with
-    their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm restart
-    their own ranks.
+    Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
+    `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step's summary over
+    all ranks (one step late), `on_checkpoint` with the result of each save, and `on_sample` with each text that the
+    model generates ([sample]). The parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the run's
+    folder before the first step and `on_end` with the exit status. Before the ranks start again, the parent calls
+    `on_restart` with their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm
+    restart their own ranks.
 
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
     `agents.rundir.runs.RunError` if the run cannot start.
@@ -234,7 +233,7 @@ def run_layout(
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of `run_layout` that ranks call."""
+    """The callbacks of `run_layout` that are called by ranks."""
 
     on_start: Callable[[str, int | None], None]
     on_step: Callable[[Step], None]

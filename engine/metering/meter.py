@@ -226,7 +226,7 @@ class Meter:
         self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send. The time of a send is measured as waiting time between actions."""
+        """Add the bytes of a pipeline send. The duration of the send counts as waiting time between actions."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline

@@ -23,8 +23,9 @@ EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 
 
 def check_own_model(layout: Layout) -> None:
-    """Raise LayoutError if the user's own model cannot be loaded, does not support the layout, or has a part that fails
-    or returns a wrong shape. The check runs the user's code. The built-in model needs no check."""
+    """Raise LayoutError if the user's own model cannot be loaded, does not support the layout, or has a part that
+    cannot be built, raises an error in its forward pass, or returns a wrong shape. The check runs the user's code. The
+    built-in model needs no check."""
     if layout.model.own:
         if refusal := unsupported(layout, implementation_of(layout.model).support):
             raise LayoutError(refusal)
@@ -34,7 +35,8 @@ def check_own_model(layout: Layout) -> None:
 @cache
 def parameters_of(model: Model) -> dict[str, int]:
     """The number of parameters of each part: `embedding`, `layers.N`, `norm` and `head`. A shared parameter is counted
-    in the first part that has it. Raises LayoutError if a part fails or returns a wrong shape."""
+    only in the first part that uses it. Raises LayoutError if a part cannot be built, raises an error in its forward
+    pass, or returns a wrong shape."""
     counted: dict[str, int] = {}
     seen: set[torch.nn.Parameter] = set()
     shape = [1, model.seq_len, model.d_model]

@@ -1,9 +1,9 @@
 """The interface between the engine and a model: what training, sharding and telemetry need from the model.
 
-A model is a list of blocks with an embedding before and a norm and a head after them. The engine builds the parts that
-a rank needs, shards them, splits them into pipeline stages (`engine.model.stage`) and computes the loss from the
-logits. `engine.model.transformer.Transformer` is the built-in model; a layout names another one with
-``model.implementation = "package.module:Name"`` (docs/train/own_model.md).
+A model is a list of blocks with an embedding before and a norm and a head after them. On each rank, the engine builds
+the parts of the rank's pipeline stages (`engine.model.stage`), shards them, and computes the loss from the logits.
+`engine.model.transformer.Transformer` is the built-in model; a layout selects another one with the key
+``model.implementation``, whose value has the form ``"package.module:Name"`` (docs/train/own_model.md).
 
 Shapes: B sequences of a micro-batch, S tokens of a sequence, s = S/tp tokens of this rank's slice (s = S without tp),
 D = model.d_model, V = model.vocab. With cp, S is the number of tokens of this rank's cp slice.
@@ -72,11 +72,11 @@ class Implementation(Protocol):
     """A model. The engine creates one object of the named class, without arguments, and asks it for the parts that a
     rank needs, so a method must not assume that other methods have been called.
 
-    Parameters that the parts create themselves, such as those of `nn.Linear`, get initial values from `std`. Build them
-    under ``torch.device("meta")``; otherwise each rank allocates the full parameters before they are sharded.
-    Parameters from `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the
-    global layer index), `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the
-    auxiliary losses and counts the tokens of each expert.
+    Parameters that the parts create themselves, such as those of `nn.Linear`, are initialised with the standard
+    deviation that `std` returns. Build them under ``torch.device("meta")``; otherwise each rank allocates the full
+    parameters before they are sharded. Parameters from `parts.factory` can also be split over tp and ep. Parameter
+    names begin with `embedding`, `layers.N` (N is the global layer index), `norm` and `head`. Experts are
+    `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and counts the tokens of each expert.
     """
 
     support: Support
@@ -105,8 +105,8 @@ class Implementation(Protocol):
 
 
 def implementation_of(model: Model) -> Implementation:
-    """The implementation that `model.implementation` names. Imports the module that contains it, which runs the
-    module's code. Raises LayoutError if the import fails or the result is not an `Implementation`."""
+    """The `Implementation` given by the key `model.implementation`. This imports the user's module and so runs its
+    code. Raises LayoutError if the import fails or the result is not an `Implementation`."""
     return _load(model.implementation)
 
 

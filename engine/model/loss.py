@@ -36,8 +36,9 @@ def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, m
     """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
 
     With P multi-token prediction layers, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss of
-    these layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv 2412.19437, eq. 24 and 25).
-    The backward pass adds the gradient of this loss, but the returned value does not include it.
+    the multi-token prediction layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv
+    2412.19437, eq. 24 and 25). The backward pass adds the gradient of this loss, but the returned value does not
+    include it.
     """
     if targets.ndim == 2:
         return cross_entropy(logits_BSV, targets, tp) * scale

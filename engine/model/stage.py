@@ -48,8 +48,8 @@ class Stage(nn.Module):
     With multi-token prediction they are [(1 + P) B, S, V/tp]: first the logits for the next token of all B sequences,
     then those of each multi-token prediction layer.
 
-    `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if the model's parts
-    are not modules or blocks.
+    `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if a layer of the
+    model is not a `Block`, or another part is not an `nn.Module`.
     """
 
     def __init__(

@@ -100,7 +100,8 @@ class TransformerBlock(Block):
 
 
 class Transformer:
-    """The built-in model, an implementation of `engine.model.interface`. The factory creates all its parameters."""
+    """The built-in model, an implementation of `engine.model.interface`. The parameter factory creates all of the
+    model's parameters."""
 
     support = EVERYTHING
 

@@ -11,8 +11,8 @@ class Embedding(nn.Module):
     """Maps the token ids of the whole sequence, [B, S], to the embeddings of this rank's slice, [B, S/tp, D]. Each rank
     holds V/tp rows.
 
-    `copied`: the model's embedding is on another stage, and this one is a copy of it for multi-token prediction, with
-    the same initial values. The optimizer keeps the copy equal to the original."""
+    `copied`: the model's embedding is on another stage, and this module is a copy of it for multi-token prediction,
+    with the same initial values. The optimizer keeps the weights of both stages equal."""
 
     def __init__(self, factory: ParameterFactory, vocab: int, d_model: int, copied: bool = False):
         super().__init__()
@@ -31,8 +31,8 @@ class Head(nn.Module):
     """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence for a part of the vocabulary, [B, S, V/tp].
 
     If the head shares the embedding's weight (Press and Wolf 2017), `tied` is that weight; both are sharded in the same
-    way. If the embedding is on another stage, `copied` is True. Then the head has a copy of the weight with the same
-    initial values, and the optimizer keeps the copy equal to the original.
+    way. If the embedding is on another stage, `copied` is True. Then the head has a copy of the embedding's weight with
+    the same initial values, and the optimizer keeps both equal.
     """
 
     def __init__(

@@ -215,7 +215,8 @@ class Axis:
 
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
         """Start sending row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
-        rank p sent. Without `async_op`, the current stream waits immediately (gloo is asynchronous in either case)."""
+        rank p sent. Without `async_op`, the current stream waits for the rows immediately (gloo is asynchronous in
+        either case)."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
         x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
@@ -261,7 +262,7 @@ class Axis:
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
-        `async_op`, the current stream waits immediately (gloo is asynchronous in either case)."""
+        `async_op`, the current stream waits for `out` immediately (gloo is asynchronous in either case)."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
@@ -276,8 +277,8 @@ class Axis:
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start a reduce-scatter, which sums `x` [P n] over the ranks and writes this rank's part of the sum to `out`
-        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits immediately (gloo is
-        asynchronous in either case)."""
+        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits for `out` immediately (gloo
+        is asynchronous in either case)."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)

@@ -68,8 +68,8 @@ class Dispatch:
     """The plan for the (token, expert) pairs that are not dropped, as rows sorted by destination.
 
     `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs are not dropped; None: no pair is
-    dropped. `filled`: the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token
-    has few pairs, so that sums are computed pair by pair. Otherwise (expert choice) sums are computed row by row.
+    dropped. `filled`: the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether K < E. If
+    so, sums are computed over the K pairs of each token, otherwise (expert choice) row by row.
     """
 
     rows_TK: Tensor
@@ -208,7 +208,7 @@ def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) ->
     """The sum of each token's rows, [T, D], in at least fp32.
 
     With `plan.by_token`, the sum is computed pair by pair and is the same in every run. Otherwise `index_add_` adds the
-    rows; on a GPU their order may vary, unless torch's deterministic algorithms are on."""
+    rows; on a GPU the order of the additions may vary, unless torch's deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     if not plan.by_token or not len(rows_ND):
         total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
@@ -243,7 +243,8 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """`rows_ND` with all rows from index `filled` on set to zero, because the experts do not write those rows."""
+    """`rows_ND` in which all rows with an index of `filled` or higher are zero, because the experts do not write those
+    rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 

@@ -58,7 +58,8 @@ def experts_of(logical: Map, ep: int, of: int) -> list[int]:
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
     """The slots of each rank of a stage. The rank with index i over efsdp and j over ep has the number i x ep + j.
 
-    The experts of an ep rank are stacked and split along dim 0 as `torch.chunk` does; the last chunks may be empty.
+    The experts of an ep rank are stacked in one tensor, which is split along dim 0 as by `torch.chunk`; the last chunks
+    may be empty.
     """
     stack = experts // ep
     chunk = -(-stack // efsdp)

@@ -20,8 +20,8 @@ from engine.planner.schedule import ScheduleClock
 @dataclass(frozen=True)
 class Idle:
     """A rank's idle time and its parts, as fractions of the pipeline's window. `bubble` is schedule + wait + overhead.
-    `bound` is the mean bubble over ranks in a simulation of the schedule with the mean duration of each kind of action
-    on each stage."""
+    `bound` is the mean bubble over ranks in a simulated schedule in which every action takes the mean measured duration
+    of its kind on its stage."""
 
     PARTS: ClassVar = ("schedule", "wait", "overhead")
     SHARES: ClassVar = ("bubble", *PARTS, "bound")

@@ -31,7 +31,7 @@ def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
 
 
 def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
-    """The weight of each stage, including the embedding and the head."""
+    """The weight (relative cost) of each stage, including the embedding and the head."""
     weights = _weights(model)
     return [sum(weights[part.start : part.stop]) for part in parts]
 

@@ -118,8 +118,8 @@ def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], floa
 def _non_negative(
     rows: Sequence[tuple[float, float, float]], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Non-negative least squares with three unknowns: tries every subset of unknowns fixed at zero, and returns the
-    best non-negative solution."""
+    """Non-negative least squares with three unknowns: for every subset of the unknowns, fixes the others at zero and
+    solves; returns the best non-negative solution."""
     matrix, right = np.array(rows), np.array(values)
     best, least = np.zeros(3), float(right @ right)
     for count in (3, 2, 1):

@@ -2,10 +2,10 @@
 
 The method is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
 bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step divided by the
-bytes that it sends over the links of the level. The ridge is the device's FLOP/s divided by the level's bytes/s. Below
-the ridge, the level's bandwidth bounds the step; above the ridge, the device does. With many small messages, latency
-bounds the step instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha /
-beta (Hockney 1994).
+bytes that it sends over the links of the level. The ridge is the device's FLOP/s divided by the level's bytes/s. If the
+CCR is below the ridge, the level's bandwidth bounds the step; above the ridge, the device's FLOP/s bounds it. With many
+small messages, latency bounds the step instead: a message of n bytes takes alpha + n beta seconds, and the two terms
+are equal at n = alpha / beta (Hockney 1994).
 """
 
 from collections import Counter
@@ -48,8 +48,8 @@ def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float
     """CCR of data parallelism for a rank that processes `tokens` tokens in a step.
 
     A model with N parameters takes 6 N FLOPs per token. In a ring all-reduce over many ranks, a rank sends 2 N gradient
-    elements of `width` bytes each, so N cancels. A mixture of experts uses `active_share` of its parameters for a
-    token, but sends all gradients.
+    elements of `width` bytes each, so N cancels. A mixture-of-experts model uses only `active_share` of its parameters
+    for a token, but sends all gradients.
     """
     return 6 * tokens * active_share / (2 * width)
 
@@ -146,7 +146,7 @@ class Load(NamedTuple):
 
 
 def _loads(exchanges: list[Exchange], hardware: Hardware) -> tuple[Load, Load]:
-    """The loads of the inner and the outer level of links."""
+    """The loads that `exchanges` cause on the inner and on the outer level of links."""
     both = Load({}, {}), Load({}, {})
     for one in exchanges:
         parts = sent_by_level(one.kind, one.bytes, one.copies, one.ranks, one.stride, hardware)

@@ -1,4 +1,4 @@
-"""Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
+"""Strong and weak scaling: the predicted time of a job for increasing numbers of data-parallel ranks.
 
 Strong scaling keeps the batch size per step (Amdahl 1967); weak scaling keeps the batch size per rank (Gustafson 1988,
 doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. If a rank has
@@ -41,7 +41,8 @@ def default_ranks(job: Job) -> list[int]:
 def scaling(
     job: Job, hardware: Hardware, kind: Kind, ranks: Iterable[int] | None = None, release: str | None = None
 ) -> list[Point]:
-    """The points of the curve in ascending order of ranks. Efficiencies are relative to the first legal point."""
+    """The points of the curve in ascending order of ranks. Efficiencies are relative to the first point that has a
+    prediction."""
     return list(_points(job, hardware, kind, sorted(set(ranks or default_ranks(job))), release))
 
 

@@ -82,8 +82,8 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """The interleaved schedule with a split backward pass. The weight gradients of a micro-batch run `rank` backward
-    actions after its input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
+    """The interleaved schedule with a split backward pass. The weight gradients of a micro-batch are computed after
+    `rank` further backward actions, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -107,8 +107,8 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """The ZB-V schedule (Qi et al. 2023, section 6): two stages per rank in a V, with a split backward pass. There is
-    no bubble if F, I and W take equal times. With m < 2 p - 1 micro-batches, the order is the one for 2 p - 1
-    micro-batches without the actions of micro-batches m and above."""
+    no bubble if F, I and W take equal times. For fewer than 2 p - 1 micro-batches, the order for 2 p - 1 micro-batches
+    is used, and the actions of micro-batches m and above are left out."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -200,7 +200,7 @@ class ScheduleClock:
     def idle(self, durations: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
         """The time until the last rank has finished (the window), and the idle time of each rank within it.
 
-        `durations` has the duration of each action in `acts`, by rank.
+        `durations` contains the duration of each action in `acts`, by rank.
         """
         clock = [0.0] * len(self.acts)
         ends: list[float] = []

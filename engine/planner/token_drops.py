@@ -20,7 +20,7 @@ _NORMAL = NormalDist()
 
 
 def capacity(factor: float, seq_len: int, top_k: int, experts: int) -> int:
-    """Maximum number of (token, expert) pairs of one sequence that an expert processes."""
+    """Maximum number of (token, expert) pairs that one expert processes per sequence."""
     return min(seq_len, math.ceil(factor * seq_len * top_k / experts))
 
 

@@ -91,8 +91,8 @@ class WhatIf:
 
 
 def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
-    """Plan a job or a layout. The hardware and release that a layout names are used if these arguments are None.
-    Raises RefusedError."""
+    """Predict the memory, traffic and step time of a job or a layout. If `hardware` or `release` is None, the one
+    specified in the layout is used. Raises RefusedError."""
     if isinstance(job, Layout):
         hardware, release = as_run(job, hardware or assumed_hardware(job)), release or job.plan.release
         job = Job.of(job)
@@ -121,8 +121,8 @@ def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
     """The hardware description for a run: the one that the layout's [hardware] section names, else that of the known
-    machine with this device. If neither exists or its device has no peak rate at the layout's precision, the
-    description of a CPU with `cores` cores that the ranks share. The speeds are initial values, which are later
+    machine with this device. If neither exists, or if the device has no peak rate at the layout's precision, returns
+    the description of a CPU with `cores` cores that the ranks share. The speeds are initial values, which are later
     corrected from the measured steps of the run. The memory size of the CPU is only an assumption."""
     found = as_run(layout, assumed_hardware(layout))
     if found is None:

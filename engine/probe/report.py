@@ -115,8 +115,8 @@ class Report(Struct, frozen=True):
 
 
 class Series(NamedTuple):
-    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: number of messages of the algorithm, and the
-    bytes that it sends as a multiple of the buffer size."""
+    """Seconds of each batch, by buffer size in bytes. `steps`: number of messages on the algorithm's critical path.
+    `sent`: bytes sent on this path, as a multiple of the buffer size."""
 
     batches: Mapping[int, Sequence[float]]
     steps: float = 1.0
@@ -180,7 +180,7 @@ def _over(interval: Interval, divisor: float) -> Interval:
 
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
     """Latency and seconds per byte with their intervals, and the error of the fitted line. The bootstrap resamples the
-    batches of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement. The
+    batches of each size (Efron and Tibshirani 1993, chapter 6), so the intervals reflect the measurement noise. The
     error shows how well a line describes the measured times."""
     line = fit([point for one in series for point in one.points(median)])
     random = Random(0)  # equal times give equal intervals

@@ -108,9 +108,9 @@ class KeyValueCache:
 class LatentCache:
     """Normalised latents and rotated shared keys of one layer with latent attention, [B, positions, r + R].
 
-    The first pass expands keys and values of all heads, as training does. Later passes work on the latents: the
-    up-projection of keys is applied to the queries, and the up-projection of values is applied to the output
-    (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements per position instead of H (C + V).
+    The first pass computes the keys and values of all heads from the latents, as training does. Later passes work on
+    the latents: the up-projection of keys is applied to the queries, and the up-projection of values is applied to the
+    output (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements per position instead of H (C + V).
     """
 
     def __init__(self, attention: LatentAttention, rope: Tensor, batch: int, dtype: torch.dtype):

@@ -31,7 +31,7 @@ from engine.sharding.pipeline_schedules import ACTIVATIONS
 class Decoder:
     """This rank's stage of a model, with caches for `batch` sequences of at most `positions` tokens.
 
-    The constructor is collective. `layout` uses only pp, tp and ep, and has one stage per rank
+    The constructor is a collective call. `layout` uses only pp, tp and ep, and has one stage per rank
     (`engine.sampling.settings`). `chooser` is the rank that chooses tokens.
     """
 

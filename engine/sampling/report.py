@@ -1,4 +1,4 @@
-"""Reports speed and cache size of a generation, as text and as JSON. Torch-free."""
+"""Reports the speed and the cache size of text generation, as text and as JSON. Torch-free."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

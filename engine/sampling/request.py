@@ -18,7 +18,7 @@ OnGenerated = Callable[["Generated", int, int], object]
 
 @dataclass(frozen=True)
 class Request:
-    """The prompt, weights and settings for generating a text. `end`: the token after which generation stops."""
+    """The prompt, weights and settings for generating text. `end`: the token after which generation stops."""
 
     layout: Layout
     checkpoint: Checkpoint

@@ -22,6 +22,7 @@ def wait_for_write(written: WriteEvent) -> None:
 
 
 def keep_for_current_stream(x: Tensor) -> None:
-    """Keep the memory of `x`, allocated on another stream, until the current stream has finished with it."""
+    """Prevent reuse of the memory of `x`, which was allocated on another stream, until the current stream has finished
+    with it."""
     if x.is_cuda:
         x.record_stream(torch.cuda.current_stream())

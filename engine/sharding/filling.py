@@ -23,8 +23,8 @@ class _Initial(NamedTuple):
 
 
 class Unfilled:
-    """The parameters of stages whose memory is not yet allocated. Create this object before FSDP wraps the stages,
-    because FSDP replaces the parameters. Call `fill` afterwards."""
+    """A rank's stages, whose parameters have no memory yet. Create this object before FSDP wraps the stages, because
+    FSDP replaces the parameters. Call `fill` afterwards."""
 
     def __init__(self, stages: Sequence[nn.Module], initial: Mapping[nn.Parameter, InitialValues]):
         self._stages = stages

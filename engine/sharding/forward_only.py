@@ -1,7 +1,7 @@
 """Runs sequences forward through all pipeline stages, one stage after another, without a schedule and without a
 backward pass.
 
-These passes run between two training steps, for validation and for generated text.
+These passes run between two training steps, for validation and for text generation.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model width, V vocabulary.
 """

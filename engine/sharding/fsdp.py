@@ -43,9 +43,10 @@ class Shards:
     """Shards all stages of a rank in place: experts on the expert mesh, everything else on the dense mesh.
 
     With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
-    overlaps with the computation of others, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied
-    head belong to the root unit of their stage. Without `by_block`, a stage is one unit and its experts are another. A
-    pipeline reduces once per step, when no computation is left to overlap with, so fewer units are faster.
+    overlaps with the computation of other units, and ZeRO 3 can free gathered units. The embedding, the last norm and a
+    tied head belong to the root unit of their stage. Without `by_block`, the experts of a stage are one unit and the
+    rest of the stage is another. A pipeline reduces once per step, when no computation is left to overlap with, so
+    fewer units are faster.
 
     FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
     Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage,
@@ -55,8 +56,8 @@ class Shards:
     units are gathered and reduced once per step. In ZeRO stage 2, units are gathered once per step and, without a
     pipeline, reduced for each micro-batch. In ZeRO stage 3, units are gathered at each use.
 
-    Parameters in `unfilled` are on the meta device. The constructor allocates these parameters and fills them with
-    their initial values, shard by shard.
+    Parameters in `unfilled` are on the meta device; the constructor allocates them and fills them with their initial
+    values, shard by shard.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Shards:
         counts of the all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding
         unit is early enough.
 
-        The units of experts prefetch no other unit, because with full recompute their forward pass also runs during the
+        Expert units do not prefetch other units, because with full recompute their forward pass also runs during the
         backward pass of their block.
         """
         sharded = {unit.module for unit in self._units}
@@ -136,8 +137,8 @@ class Shards:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """If the ZeRO stage is below 3, start gathering all units at the start of a step. The forward pass of a unit
-        waits for its gather."""
+        """If the ZeRO stage is below 3, start gathering all units at the start of a step. A unit's forward pass waits
+        until the unit is gathered."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
@@ -217,7 +218,7 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
     """Sum the gradients of the embedding's weight and of its copy in the head, which may be on another rank. Both
-    copies get bit-identical sums, so the optimizer keeps the two weights bit-identical."""
+    weights get bit-identical gradients, so the optimizer keeps the two weights bit-identical."""
     grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return

@@ -50,7 +50,7 @@ def probe(
 def _difference(
     mesh: DeviceMesh, axis: Axis, replicas: Axis, policy: MixedPrecisionPolicy, device: torch.device
 ) -> str:
-    """A description of the first value that differs from the expected one, or an empty string if all are right.
+    """A description of the first value that differs from the expected one, or an empty string if all values match.
 
     The three micro-batches test a split backward pass, a backward pass without reduction, and a backward pass with
     reduction.

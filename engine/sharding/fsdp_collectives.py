@@ -1,9 +1,9 @@
 """Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
 On gloo the collectives are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits
-for a reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps the collectives on its own CUDA streams. If
-FSDP2 requests `async_op`, it calls a collective on the compute stream, and waits for the returned `Work` when the unit
-runs. Without `async_op`, no `Work` is returned: if one were returned, FSDP2 would not wait for its own streams.
+for a reduce-scatter before using the gradients. On NCCL, FSDP2 overlaps the collectives on its own CUDA streams. With
+`async_op`, FSDP2 calls a collective on the compute stream, and waits for the returned `Work` when the unit runs.
+Without `async_op`, no `Work` is returned: if one were returned, FSDP2 would not wait for its own streams.
 """
 
 from collections.abc import Callable, Sequence

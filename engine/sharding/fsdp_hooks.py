@@ -5,8 +5,8 @@ then the all-reduce hook with that `output`. The gradients of the unit become vi
 does not read the values of the gradients (it does not convert the dtype and does not divide), so `output` may be filled
 later.
 
-On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for it before it
-uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and
+On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for the
+reduce-scatter before using the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and
 `engine/sharding/cuda_streams.py` synchronises the streams.
 """
 
@@ -88,7 +88,7 @@ class FsdpUnit:
 
 
 class GradientReductions:
-    """Runs the reductions of a step in the order in which the backward pass starts them, which is the same on all
+    """Runs the reductions of a step in the order in which the backward pass starts them; this order is the same on all
     ranks.
 
     Within a replica, gradients may be reduced after each micro-batch. The sum over all micro-batches is reduced over

@@ -92,7 +92,8 @@ class MeteredStage(PipelineStage):
 class Pipeline:
     """Runs the micro-batches of a step, forward and backward, over all stages.
 
-    `prepare` builds the plan for a schedule and a micro-batch count (1.5-5 ms); assigning it to `plan` applies it.
+    `prepare` builds the plan for a schedule and a micro-batch count (1.5-5 ms); assigning the result to `plan` puts it
+    into use.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for a run with a single pipeline stage: one micro-batch after another."""
+    """The plan for a run with a single pipeline stage: run one micro-batch after another."""
 
     def __init__(
         self,

@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted seconds without noise. `own`: fraction of each action's time that is computation. `exposed`: by axis,
-    the fraction that exposed collectives take. `collectives`: seconds per step in all collectives, exposed or hidden,
-    by axis and pipeline rank. `heat`: extra computation of the most loaded expert rank, as a fraction of its
-    computation with an even load."""
+    """Predicted times of a step in seconds, without noise. `own`: fraction of each action's time that is computation.
+    `exposed`: by axis, the fraction of each action's time that is exposed collectives. `collectives`: seconds per step
+    in all collectives, exposed or hidden, by axis and pipeline rank. `heat`: extra computation of the most loaded
+    expert rank, as a fraction of its computation with an even load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`

@@ -1,5 +1,4 @@
-"""The conditions of a step: noise and the events of a scenario, as factors by which the times of each rank are
-multiplied."""
+"""The conditions of a step: noise and the events of a scenario, as factors that multiply each rank's times."""
 
 from dataclasses import dataclass
 

@@ -44,7 +44,7 @@ class Routed:
 
 
 class Router:
-    """Simulates the routers of all layers with experts. Call `route` once a step."""
+    """Simulates the routers of all layers with experts. Call `route` once per step."""
 
     def __init__(self, layout: Layout, moe: Moe, scenario: Scenario, seed: int):
         self._layout, self._moe, self._scenario, self._seed = layout, moe, scenario, seed

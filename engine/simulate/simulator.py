@@ -102,7 +102,7 @@ class Simulator:
         return self._layers[pp]
 
     def _forward_flops(self, pp: int) -> float:
-        """Forward FLOPs per token of the layers of a pipeline rank, and of the head if it is on that rank."""
+        """Forward FLOPs per token on a pipeline rank: those of its layers and, on the rank that has it, of the head."""
         model, job = self._job.model, self._job
         layers = sum(layer_flops(model, model.layers[layer], job.seq_len) for layer in self._layers[pp])
         return layers + (head_flops(model) if job.stages - 1 in job.stages_of(pp) else 0.0)

@@ -1,4 +1,4 @@
-"""Bytes that each rank sends in a simulated step, by axis, and the all-to-all bytes of experts by destination."""
+"""Bytes that each rank sends in a simulated step, by axis; for the expert all-to-all, also by destination."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from engine.simulate.cluster import Cluster
 
 @dataclass(frozen=True)
 class ExpertTraffic:
-    """All-to-all traffic of the ranks with one pp coordinate."""
+    """All-to-all traffic of the ranks that share a pp coordinate."""
 
     sent: NDArray[np.int64]  # [from ep rank, to ep rank]: bytes in a step, zero on the diagonal
 
@@ -32,8 +32,8 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
     ep rank]: share of the pairs that each ep rank processes.
 
     The forward pass sends each row to its expert and returns the output. The backward pass exchanges the same number of
-    rows, and so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row takes two hops,
-    and the first hop stays within the sender's group of `ep_inner` ranks.
+    rows, and so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row reaches its
+    expert in two hops; the first hop stays within the sender's group of `ep_inner` ranks.
     """
     ep = job.grid.ep
     to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank
@@ -47,8 +47,8 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
-    """[from, to] rows. A row goes first to the rank in the sender's group that has the same index as the destination,
-    then to the destination's group.
+    """[from, to] rows. A token row goes first to the rank in the sender's group that has the same index as the
+    destination, then to the destination itself.
     """
     ep = len(to_rank)
     rank = np.arange(ep)

@@ -26,7 +26,7 @@ UNCLIPPED = 3.0  # factor on the half-life of a loss jump if gradients are not c
 
 
 class Training:
-    """The simulated progress of training. Call `advance` once a step."""
+    """The simulated progress of training. Call `advance` once per step."""
 
     def __init__(self, layout: Layout, scenario: Scenario, seed: int):
         self._layout, self._scenario, self._seed = layout, scenario, seed

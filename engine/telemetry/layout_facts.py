@@ -1,4 +1,4 @@
-"""Facts about a layout, which ranks send in their hello message. Torch-free."""
+"""Facts about a run's layout that each rank sends in its hello message. Torch-free."""
 
 from agents.protocol import Value
 from engine.config.layout import Layout

@@ -1,4 +1,4 @@
-"""Makes the records of one rank's steps and, for sampled steps, the bytes sent to each peer and the times of pipeline
+"""Creates the records of one rank's steps and, for sampled steps, the bytes sent to each peer and the times of pipeline
 actions."""
 
 from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
@@ -11,7 +11,7 @@ from engine.telemetry.step_summary import Measured, StepConditions
 
 
 class StepRecords:
-    """Makes the records of one rank, which holds `layers` and, if `head` is True, the output head."""
+    """Creates the step records of one rank, which holds `layers` and, if `head` is True, the output head."""
 
     def __init__(self, layout: Layout, world: World, layers: list[int], head: bool):
         self._layout, self._world, self._layers, self._head = layout, world, layers, head

@@ -26,7 +26,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 @dataclass(frozen=True)
 class StepConditions:
-    """Values of a step that are equal on all ranks, such as the step number, the knob values and the learning rate."""
+    """Values that are equal on all ranks in a step, such as the step number, the knob values and the learning rate."""
 
     step: int
     revision: int

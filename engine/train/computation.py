@@ -119,7 +119,7 @@ class Computation:
 
     def forward_backward(self, step: int) -> Tensor:
         """Run all micro-batches of a step and return this rank's loss. Afterwards the gradients are complete and not
-        yet clipped. If an expert placement has been requested, it is carried out first.
+        yet clipped. If an expert placement has been requested, the experts are moved first.
         """
         if self.expert_placement:
             with self._meter.phase("expert placement"):

@@ -1,4 +1,4 @@
-"""The training loop of one rank: compute a step, vote on changes of knobs, save, report."""
+"""The training loop of one rank: compute a step, vote on knob changes, save, report."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fits the planner's efficiencies to the published rows and writes them to files.
+"""Fits the planner's efficiencies to published step times (`tests.bench.published`) and writes them to files.
 
 python -m tests.bench.plan_fit
 
@@ -58,8 +58,8 @@ class Fit:
     factors: Mapping[str, float]
 
     def factor(self, release: str) -> float:
-        """The factor that multiplies the predicted step times of a release; for a release without rows, the geometric
-        mean of all factors."""
+        """The factor that multiplies the step times predicted for a framework release; for a release that was not
+        fitted, the geometric mean of all factors."""
         mean = exp(float(np.mean(np.log([*self.factors.values()]))))
         return self.factors.get(release, mean)
 
@@ -75,7 +75,7 @@ class Fit:
 
 
 def raw_prediction(row: Row, efficiency: Efficiency) -> Prediction:
-    """The predicted step time of a row, without the factor of its release."""
+    """The prediction for a row, without the factor of its framework release."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits)
@@ -151,8 +151,8 @@ def fit(
 
 
 def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[Predicted]]:
-    """For each source, the predictions of its rows with a fit to the other sources of the same generations. If no other
-    source has rows of a release, its factor is the geometric mean of the fitted factors."""
+    """For each source, predict its rows with a fit to the rows of the other sources on the same GPU generations. A
+    framework release that only this source measured gets the geometric mean of the other releases' fitted factors."""
     found: dict[str, list[Predicted]] = {}
     for source in {row.source for row in published}:
         mine = [row for row in published if row.source == source]
@@ -165,7 +165,7 @@ def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str,
 
 
 def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
-    """The predictions of all rows, each with a fit that leaves out the row (cross-validation with `FOLDS` folds)."""
+    """Cross-validation with `FOLDS` folds: predict each row with a fit to the rows of the other folds."""
     order = np.random.default_rng(0).permutation(len(published))
     found: list[Predicted] = []
     for fold in range(FOLDS):
@@ -176,8 +176,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
 
 
 def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
-    """For each generation and kind of model, the interval of the ratio measured / predicted that contains the central
-    share `HELD` of the rows."""
+    """The interval that contains the central share `HELD` of the ratios measured / predicted, for each GPU generation
+    and kind of model."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)

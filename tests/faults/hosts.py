@@ -25,7 +25,7 @@ class Host:
     device: str
 
     def command(self, *words: str) -> list[str]:
-        """The command line that runs `words` in the namespace."""
+        """The command line that runs the command `words` in the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
     @contextlib.contextmanager

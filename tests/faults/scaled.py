@@ -1,4 +1,4 @@
-"""Runs a module with some constants changed, so that timeouts of minutes take less than a second.
+"""Runs a module with some constants changed, so that timeouts that normally last minutes expire in less than a second.
 
 python -m tests.faults.scaled agents.hub.process agents.hub.telemetry.membership.LOST_AFTER_S=0.5 -- --run r --dir DIR
 """

@@ -1,4 +1,5 @@
-"""Several operators send many proposals while the hub is killed repeatedly. No proposal may be lost or applied twice.
+"""Several operators send many proposals while the hub is killed repeatedly. Checks that no proposal is lost or applied
+twice.
 
 python -m tests.faults.storm [--proposals 1000] [--kills 50] [--seed 0]
 

@@ -27,7 +27,7 @@ class Clock:
 
 @contextmanager
 def scripted() -> Iterator[Clock]:
-    """A context in which every loaded module of `agents` and `cockpit` uses the fake clock."""
+    """Context manager: in its body, every loaded module of `agents` and `cockpit` uses the fake clock."""
     clock = Clock()
     readers: list[ModuleType] = [
         module

@@ -1,4 +1,5 @@
-"""Fuzz targets for files that a connecting process reads: run folders, key folders and recordings."""
+"""Fuzz targets for files that a process reads to connect to a run or to replay it: run folders, key folders and
+recordings."""
 
 import contextlib
 import itertools

@@ -1,5 +1,5 @@
-"""Imports the modules that most of the tests' programs need, in the process from which `tests/ranks/program.py` forks
-them."""
+"""Imports the modules that most of the tests' programs need. `tests/ranks/program.py` forks these programs from the
+process that has imported the modules."""
 
 import os
 

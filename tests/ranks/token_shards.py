@@ -20,7 +20,8 @@ SHARDS = ["data.source=shards", "data.shards=SHARDS", "data.weights=[3.0, 1.0]"]
 
 @cache
 def shard_folders() -> str:
-    """The two folders as the value of `data.shards`. The folders are removed when the process ends."""
+    """Write two folders of token shards; return the value of `data.shards` that selects them. The folders are removed
+    when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="shards-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, pattern in (("large", "[a-l]*.md"), ("small", "[m-z]*.md")):
@@ -33,7 +34,7 @@ def shard_folders() -> str:
 
 @cache
 def short_documents() -> str:
-    """A folder with documents of 1 to 24 tokens, as the value of `data.shards`."""
+    """Write a folder with documents of 1 to 24 tokens; return the value of `data.shards` that selects it."""
     folder = Path(tempfile.mkdtemp(prefix="shards-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     text = b"".join(path.read_bytes() for path in sorted(DOCS.glob("*.md")))[:60_000].replace(b"\0", b" ")

@@ -100,8 +100,8 @@ MODES = (
 
 
 def picture_faults(app: CockpitApp, colours: Colours) -> Iterator[str]:
-    """Yield the faults of the picture that the terminal shows. The colours of a screen below a dialog are not
-    checked."""
+    """Yield a message for each error in the screen as drawn on the terminal. The colours of a screen below a dialog are
+    not checked."""
     width, height = app.size
     strips = app.screen._compositor.render_strips()
     if len(strips) != height:

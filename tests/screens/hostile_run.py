@@ -1,4 +1,5 @@
-"""A scripted run with hostile names: markup, escape codes, and marks that reverse the direction of text."""
+"""A scripted run with hostile names: markup, escape sequences, and Unicode characters that reverse the text
+direction."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,7 +26,7 @@ HOSTILE = {
 
 
 def hostile(value: Any) -> Any:
-    """A copy of an update with hostile names in place of its own."""
+    """A copy of an update in which names are replaced by hostile ones."""
     if isinstance(value, str):
         return HOSTILE.get(value, value)
     if isinstance(value, Struct):

@@ -2,7 +2,7 @@
 
     python -m tests.screens.pictures [FOLDER]      (default docs/pictures)
 
-The run is computed in this process, without a hub or sockets, and is the same every time.
+The run is simulated in this process, without a hub or sockets, and is deterministic.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""bash completes commands, options, layouts and knobs with the scripts that the commands print."""
+"""bash completes commands, options, layouts and knobs with the scripts that `engine completion` and
+`cockpit completion` print."""
 
 import shutil
 import subprocess

@@ -80,7 +80,7 @@ def test_the_site_has_each_page() -> None:
 
 @pytest.mark.parametrize("command", ["cockpit", "engine"])
 def test_man_pages_have_each_option(command: str) -> None:
-    """If this test fails after a change of an option, run `make man`."""
+    """If this test fails because an option has changed, run `make man`."""
     page = (ROOT / "docs" / "man" / f"{command}.1").read_text().replace("\\-", "-")
     missing = [text for text in spelled(cockpit() if command == "cockpit" else engine()) if text not in page]
     assert not missing, "regenerate the man pages: make man"

@@ -1,10 +1,10 @@
-"""Confidence interval for the ratio between the step times after and before a change.
+"""Confidence interval for the ratio of the step time after a change to the step time before it.
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
 ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into
 blocks of consecutive steps: at least `BATCHES` blocks, or one block per step if the window has fewer steps. The means
-of blocks are far less correlated (batch means, Law and Carson 1979). The interval is Welch's interval for the
-difference of two means (1947).
+of blocks are far less correlated than single steps (batch means, Law and Carson 1979). The interval is that of Welch
+(1947) for the difference of two means.
 """
 
 import math
@@ -49,8 +49,8 @@ def typical(values: Sequence[float]) -> float | None:
 
 
 def student(share: float, freedom: float) -> float:
-    """The quantile of Student's t, from expansion 26.7.5 of Abramowitz and Stegun. The error is below 1 % for 3 or more
-    degrees of freedom.
+    """The quantile `share` of Student's t-distribution, from expansion 26.7.5 of Abramowitz and Stegun. The error is
+    below 1 % for 3 or more degrees of freedom.
     """
     z, n = NormalDist().inv_cdf(share), freedom
     terms = (
@@ -63,8 +63,8 @@ def student(share: float, freedom: float) -> float:
 
 
 def _batch_means(times: Sequence[float]) -> list[float]:
-    """The mean of the logarithms of the step times in each block. All blocks have the same size; the oldest steps,
-    which do not fill a block, are omitted.
+    """For each block of steps, the mean of the logarithms of its step times. All blocks have the same size; the oldest
+    steps, which do not fill a block, are omitted.
     """
     size = max(1, len(times) // BATCHES)
     logs = [math.log(t) for t in times[len(times) % size :]]

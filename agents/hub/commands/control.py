@@ -1,8 +1,8 @@
 """Handles each command from its proposal until every rank has acknowledged it. Uses no sockets.
 
 checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied on n of `world`
-ranks, rejected or expired. An applied command is rolled back if the run resumes from a checkpoint before it. A proposal
-repeated with the same id gets the same answer; a revision is never used twice.
+ranks, rejected or expired. An applied command is rolled back if the run resumes from a checkpoint that was saved before
+the command. A proposal repeated with the same id gets the same answer; a revision is never used twice.
 """
 
 import time
@@ -51,8 +51,8 @@ class Control:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal has read from disk. Called again when the file is opened after an earlier
-        failure."""
+        """Load the commands that the journal has read from disk. Called again when the journal file is opened after an
+        earlier failure."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
@@ -116,7 +116,7 @@ class Control:
         return id in self._unwritten
 
     def publish_waiting(self) -> None:
-        """Publish the reason why the first command waits, whenever the reason changes. Called at each tick."""
+        """Publish why the command at the head of the queue waits, whenever the reason changes. Called at each tick."""
         if self._waiting:
             issue, why = self._waiting[0], wait_reason(self._update_log.state, self._membership.leader)
             if why != issue.state.why:
@@ -180,7 +180,8 @@ class Control:
         return Command(state.revision, state.id, state.changes, issue.expires_step)
 
     def resend_now(self) -> None:
-        """Send the first command again at once. Called when the leader has sent a new hello."""
+        """Send the command at the head of the queue again, without waiting for `RESEND_S`. Called when the leader has
+        sent a new hello."""
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:

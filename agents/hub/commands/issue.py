@@ -111,7 +111,7 @@ class Issue:
 
 
 def lost_before_ack(rank: int) -> str:
-    """The note on a partially acknowledged command when `rank` is lost."""
+    """The note that a partially acknowledged command gets when `rank` is lost."""
     return f"rank {rank} was lost before its ack"
 
 

@@ -30,7 +30,7 @@ _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 class Journal:
     """The queues between the hub and the thread that writes the file. `failure`: why the file could not be opened.
-    While `failure` is set, every insert fails with this reason; `take_reopened` resets it.
+    While `failure` is set, every insert fails with this reason; `take_reopened` clears `failure`.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -62,7 +62,8 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether the file has been opened after an earlier failure. `found` then has the contents of the file."""
+        """Whether the file has been opened after an earlier failure. If so, `found` now has the rows read from the
+        file."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""

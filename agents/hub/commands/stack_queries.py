@@ -68,7 +68,8 @@ class StackQueries:
         self._count = 0
 
     def ask(self, client: bytes, query: StackQuery) -> str | None:
-        """Queue a client's query, or repeat the answer to it. Returns a refusal if too many clients wait."""
+        """Queue a client's query, or repeat the answer if the last collection answered the same query. Returns a
+        refusal if too many clients wait."""
         if self._current and self._current.queries.get(client) == query:
             return None
         if self._last and self._last.queries.get(client) == query:
@@ -80,8 +81,8 @@ class StackQueries:
         return None
 
     def explain_stall(self, ranks: Sequence[int]) -> None:
-        """Collect the stacks of all ranks, and publish an event that explains why the run has stalled. `ranks`: the
-        ranks that the alert names, which are asked first."""
+        """Collect stacks, and publish an event that explains why the run has stalled. At most `MOST_RANKS` ranks are
+        asked, first those in the alert (`ranks`)."""
         self._stalled = list(ranks)
 
     def take(self, stacks: RankStacks) -> None:

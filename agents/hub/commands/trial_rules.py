@@ -13,7 +13,7 @@ from agents.recording.commands import TrialEntry
 def check_request(
     ask: Try, board: Board | None, under_way: TrialState | None, journal_failure: str
 ) -> tuple[list[KnobState], str]:
-    """The knobs to try, and a refusal ("" if the knobs can be tried)."""
+    """The knobs to try, and why they cannot be tried ("" if they can)."""
     if journal_failure:
         return [], journal_failure
     if under_way:
@@ -43,7 +43,7 @@ def _refusal(name: str, value: Value, knobs: Mapping[str, KnobState]) -> str:
 
 
 def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, str]:
-    """The trial with the measured comparison, and why its values must be reverted ("" if they are kept)."""
+    """The trial, updated with the measured comparison, and the reason to revert its values ("" if they are kept)."""
     times = [step.step_ms for step in window]
     found = compared(entry.times, times)
     state = structs.replace(

@@ -1,4 +1,4 @@
-"""The steps that a trial measures: consecutive steps that ran with the same values of all knobs."""
+"""The steps that a trial measures: consecutive steps that ran with the same knob values."""
 
 from bisect import bisect_right
 from collections import deque
@@ -13,7 +13,7 @@ SKIPPED_STEPS = 2
 
 
 class Measured(NamedTuple):
-    """The measurements of one step that a trial uses."""
+    """The measurements that a trial uses, for one step."""
 
     step: int
     step_ms: float

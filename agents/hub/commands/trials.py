@@ -50,8 +50,8 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal has read from disk. Called again when the file is opened after an earlier
-        failure."""
+        """Load the trials that the journal has read from disk. Called again when the journal file is opened after an
+        earlier failure."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
@@ -254,7 +254,8 @@ class Trials:
         return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
 
     def _still_tried(self, state: TrialState) -> Changes:
-        """The old values of the knobs that still have the tried value; an operator may have changed the others."""
+        """The old value of each knob that still has the value under trial; an operator may have changed the other
+        knobs."""
         values = self._values
         return {
             knob: was for knob, was in state.before.items() if values.get(knob, was) == state.changes[knob]

@@ -28,7 +28,7 @@ class Alerts:
         notifier: Notifier | None,
         explain_stall: Callable[[Sequence[int]], object] = lambda ranks: None,
     ) -> None:
-        """`explain_stall` is called once for each stall, with the ranks that its alert names."""
+        """`explain_stall` is called once for each stall, with the ranks listed in the stall alert."""
         self._explain_stall = explain_stall
         self._update_log, self._peer_faults, self._notifier = update_log, peer_faults, notifier
         self._detection = Detection(all_detectors())
@@ -86,7 +86,7 @@ class Alerts:
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the event for the start or the end of an alert, which link the end event to the start event."""
+    """The facts of the event that reports an alert's start or end; they link the end event to the start event."""
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

@@ -85,7 +85,8 @@ class History:
 
 @dataclass
 class RestoredHistory:
-    """The curve, summaries and events before a given step, oldest first; `curve` is older than `summaries`."""
+    """The curve, summaries and events before a given step, oldest first; the steps in `curve` precede those in
+    `summaries`."""
 
     curve: Curve = field(default_factory=Curve)
     summaries: list[Summary] = field(default_factory=list)

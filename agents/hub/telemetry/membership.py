@@ -54,7 +54,8 @@ class Connection:
 
 class Membership:
     """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
-    After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets both again."""
+    After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets the world size and the
+    layout again."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -105,8 +106,8 @@ class Membership:
         return None
 
     def _forget_ranks(self) -> None:
-        """Forget the ranks from before a restart of all ranks. If such a rank still sends, the hub requests its hello
-        and then refuses it.
+        """After a restart of all ranks, forget the ranks known before it. If one of these ranks still sends records,
+        the hub requests its hello and then refuses the rank.
         """
         self._ranks, self._leader = {}, None
         self._connections = {

@@ -1,8 +1,8 @@
 """Sampling leases: full vectors that clients request, and how often each rank has to send them.
 
 A client holds at most one lease, which names record kinds and ranks; the client renews the lease while it shows these
-records. A rank without a lease uses its own sampling period. The total rate of samples is bounded for any number of
-clients.
+records. A rank without a lease uses its own sampling period. The total sampling rate is bounded, regardless of the
+number of clients.
 """
 
 import math

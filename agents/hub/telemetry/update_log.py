@@ -98,8 +98,8 @@ class UpdateLog:
         return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """The updates after `seq` in frames, each with the number of its last update. Call this only if `holds` returns
-        True.
+        """The updates after `seq`, packed into frames: yields each frame with the sequence number of its last update.
+        Call this only if `holds` returns True.
         """
         for chunk in chunks(self.after(seq)):
             seq += len(chunk)

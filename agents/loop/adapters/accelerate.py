@@ -7,8 +7,8 @@ A step is one update of the weights. A step ends when the loop requests the firs
 prepared data loader. The ranks vote at the end of a step, because the loop has then finished all work for the update.
 
 The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends
-an update when the count is a multiple of `gradient_accumulation_steps`. So a change of that value waits until the count
-is a multiple of the new value.
+an update when the number of micro-batches is a multiple of `gradient_accumulation_steps`. So a change of
+`gradient_accumulation_steps` waits until the number of micro-batches is a multiple of the new value.
 """
 
 import functools
@@ -34,8 +34,8 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
 
     `save` is called with the number of completed updates and saves a checkpoint; the default is
-    `accelerator.save_state` in the folder ``checkpoint-N`` of the project. `join`: further arguments for `agents.join`.
-    Raises ValueError if the accelerator has no prepared optimizer or no prepared data loader.
+    `accelerator.save_state` in the folder ``checkpoint-N`` of the project directory. `join`: further arguments for
+    `agents.join`. Raises ValueError if the accelerator has no prepared optimizer or no prepared data loader.
     """
     if not accelerator._optimizers or not accelerator._dataloaders:
         raise ValueError(

@@ -6,9 +6,9 @@
 A step is one update of the weights. A step ends in the call to `engine.step` that updates the weights; the ranks vote
 there.
 
-The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when the count
-is a multiple of the number of accumulation steps. So a change of the number of accumulation steps waits until the count
-is a multiple of the new number.
+The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when
+`micro_steps` is a multiple of the number of accumulation steps. So a change of the number of accumulation steps waits
+until `micro_steps` is a multiple of the new number.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ BETWEEN = "data, own code"  # phase between an `engine.step` and the next forwar
 def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of a `DeepSpeedEngine` to a hub. Call it on all ranks, after `deepspeed.initialize`.
 
-    `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`. The
-    action does not end iterators that were created before this call. `save` is called with the number of completed
-    updates and saves a checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`:
-    further arguments for `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
+    `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`. `stop`
+    does not end iterators that were created before this call. `save` is called with the number of completed updates and
+    saves a checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments
+    for `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
     """
     if hasattr(engine, "train_batch"):
         raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")

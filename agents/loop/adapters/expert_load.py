@@ -40,15 +40,15 @@ class ExpertLoad:
         ]
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks since the last call; {} without routers. For a large model, returns {}
-        except at every `SPARSE`-th step. This call is a collective.
+        """Each layer's expert load since the last call, summed over all ranks; {} if the model has no routers. For a
+        large model, returns {} except at every `SPARSE`-th step. This call is a collective.
         """
         own = self._own(step)
         return {} if own is None else self._by_layer(self._ranks.sum(own))
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step. Small loads are summed with the exchange at the
-        end of the step; larger loads are summed in this call, which is then a collective.
+        """Report each layer's expert load in this step, summed over all ranks. If there are few counts, they are summed
+        in the exchange at the end of the step; otherwise they are summed in this call, which is then a collective.
         """
         own = self._own(report.number)
         if own is None:
@@ -60,7 +60,7 @@ class ExpertLoad:
 
     def _own(self, step: int) -> "Tensor | None":
         """The number of token-expert pairs on this rank since the last call, by router and expert, as a CPU tensor.
-        None without routers, or if the load of this step is not summed.
+        None if the model has no routers, or if the load of this step is not summed.
         """
         import torch
 

@@ -6,7 +6,8 @@
 `Trainer` ends an update when the number of completed micro-batches in the epoch is a multiple of
 `gradient_accumulation_steps`. If this setting changes while the number of completed micro-batches is not a multiple of
 the new value, the next update has too few micro-batches, a wrong loss and, under DDP, gradients that were not reduced.
-So a change waits until the number of completed micro-batches is a multiple of the new value (`accumulation.py`).
+So a change of this setting waits until the number of completed micro-batches is a multiple of the new value
+(`accumulation.py`).
 """
 
 import functools

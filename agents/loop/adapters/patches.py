@@ -1,4 +1,4 @@
-"""Wraps methods of another library's objects, and restores them; intercepts iteration over its data loaders."""
+"""Wraps methods of another library's objects, and restores them; intercepts iteration over data loaders."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -61,7 +61,7 @@ class TorchRanks:
         loop.close()
 
     def await_others(self) -> None:
-        """On rank 0, wait until the other ranks have called this too, at most `LEAVE_S`: they have then sent their last
+        """On rank 0, wait at most `LEAVE_S` until the other ranks have called this too: they have then sent their last
         acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the store of the
         process group.
         """

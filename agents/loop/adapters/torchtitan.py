@@ -228,8 +228,8 @@ class _ExpertCounters:
         self._own = torch.cat(own).round().to(torch.int64) if own else None
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks; {} without MoE layers. For a large model, returns {} except at every
-        `SPARSE`-th step. This call is a collective.
+        """Each layer's expert load, summed over all ranks; {} if the model has no MoE layers. For a large model,
+        returns {} except at every `SPARSE`-th step. This call is a collective.
         """
         import torch
 

@@ -51,8 +51,8 @@ class StepLoss:
 
 class Losses:
     """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
-    optimizer. The losses since the last step of any optimizer are counted for the optimizer that steps next. If there
-    are none, the losses of the previous optimizer step are used."""
+    optimizer. Each optimizer step takes the losses since the previous optimizer step; if there are none, those of the
+    previous optimizer step are kept."""
 
     def __init__(self) -> None:
         self._since: list[Scalar] = []

@@ -48,8 +48,8 @@ def _nothing(tensor: Any, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """How to read the arguments of a call: the position and name of the tensor whose size counts, the position of the
-    group, and the function that computes the bytes that a rank sends."""
+    """How to read the arguments of a call: the position and name of the tensor whose size is counted, the position of
+    the group, and the function that computes the bytes that a rank sends."""
 
     tensor: int
     name: str
@@ -76,14 +76,14 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 
 class StepTraffic:
-    """The traffic of the step in progress, by axis. Calls in other threads may add bytes."""
+    """The traffic of the step in progress, by axis. Collectives in other threads may also add bytes."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
         self._s: dict[str, float] = {}
 
     def sent(self, collective: Collective, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Count the bytes of a call. Returns the axis of the call's process group."""
+        """Count the bytes that a call sends. Returns the axis of the call's process group."""
         group = kwargs.get("group")
         if group is None and len(args) > collective.group:
             group = args[collective.group]
@@ -99,8 +99,8 @@ class StepTraffic:
 
     def waited(self, axis: str | None, seconds: float) -> None:
         """Add the time for which the training thread waited for a collective. `axis` is None in `Work.wait`, because an
-        earlier call launched the collective. The time then counts for the only axis in this step's traffic or, if there
-        are several axes or none, for `OTHER`."""
+        earlier call launched the collective. The time is then added to the only axis in this step's traffic or, if
+        there are several axes or none, to `OTHER`."""
         axis = axis or (next(iter(self._bytes)) if len(self._bytes) == 1 else OTHER)
         self.add(axis, 0)
         self._s[axis] = self._s.get(axis, 0.0) + seconds
@@ -116,7 +116,8 @@ class StepTraffic:
 
 
 def axis_of(group: Any) -> tuple[str, int]:
-    """The axis of a process group, named by its DeviceMesh if it has one, and the size of the group."""
+    """The axis of a process group (the name in its DeviceMesh, if a DeviceMesh created the group), and the group's
+    size."""
     import torch.distributed as dist
 
     world = dist.group.WORLD
@@ -142,7 +143,7 @@ class Replicas:
         self._due: dict[str, int] = {}  # bytes of the reductions in the next backward pass, by axis
 
     def forward(self, module: Any, traffic: StepTraffic) -> None:
-        """Record a forward pass of `module` with gradients."""
+        """Record a forward pass of `module` in which gradients are enabled."""
         if not module.require_backward_grad_sync or getattr(module, "_comm_hooks", None):
             return
         axis, ranks = axis_of(module.process_group)

@@ -1,5 +1,5 @@
-"""Limits on what a tool returns. Text from runs is untrusted: control characters become spaces, and long texts, lists
-and answers are cut. Each cut is reported in the answer's list `cut`.
+"""Limits on what a tool returns. Text from runs is untrusted, so control characters become spaces. A long text is
+truncated and ends with `…`. If an answer is too large, its largest lists are truncated, and its list `cut` names them.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ MOST_TEXT = 2000  # maximum length of one text, in characters
 
 
 def bounded(record: dict[str, Any]) -> dict[str, Any]:
-    """Convert `record` to JSON values of at most `MOST_BYTES` in total; its largest lists are cut. Non-finite numbers
-    become null."""
+    """Convert `record` to JSON values of at most `MOST_BYTES` in total, by truncating its largest lists. Non-finite
+    numbers become null."""
     found: dict[str, Any] = _clean(msgspec.json.decode(plain.to_json(record)))
     lengths: dict[str, int] = {}
     while _size(found) > MOST_BYTES:

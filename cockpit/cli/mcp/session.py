@@ -61,8 +61,8 @@ class Session:
 
     @property
     def who(self) -> str:
-        """The author of this server's changes in the run's log: the name of the server and `user@host:pid` of its
-        process."""
+        """The name under which the run's log records this server's changes: the server's name and `user@host:pid` of
+        its process."""
         return f"{self.name} (mcp, {whoami()})"
 
     @property
@@ -96,7 +96,8 @@ class Session:
             follower.stop()
 
     def chosen(self) -> str:
-        """The run that all requests use. Without a named run, the newest live run is chosen once and then kept."""
+        """The run that all requests of this server refer to. Without a named run, the newest live run is chosen once
+        and then kept."""
         if self.run is None:
             address(None)  # raises an error if no run is live
             self.run = target(None)

@@ -38,7 +38,8 @@ def names() -> list[str]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema of an output, with the definitions that it uses. Raises CockpitError if there is no such output."""
+    """The JSON Schema of the output `name`, with the definitions that it uses. Raises CockpitError if there is no such
+    output."""
     outputs, shared = _contents()
     if name not in outputs:
         raise CockpitError(f"there is no output {name[:60]}; the outputs are {', '.join(names())}")

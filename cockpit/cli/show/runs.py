@@ -1,4 +1,4 @@
-"""``cockpit runs``: prints the runs of a folder, with the state of each."""
+"""``cockpit runs``: prints each run in a folder with its state."""
 
 import time
 from pathlib import Path

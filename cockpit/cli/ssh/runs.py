@@ -16,7 +16,7 @@ OPTIONS = ("ClearAllForwardings=yes", "RemoteCommand=none", "RequestTTY=no", "Co
 
 
 def remote_runs(url: str, as_json: bool) -> int:
-    """Print the list of runs that the other machine prints, without control characters. Raises CockpitError."""
+    """Print the other machine's list of runs, without control characters. Raises CockpitError."""
     target = parse(url)
     words = ["runs", *(["--json"] if as_json else []), *([f"--dir={target.path}"] if target.path else [])]
     flags = [word for option in OPTIONS for word in ("-o", option)]

@@ -46,7 +46,7 @@ class SshTarget:
 
 
 def parse(url: str) -> SshTarget:
-    """Parse and check the URL. Raises CockpitError if it is not legal; the message is one sentence."""
+    """Parse and check the URL. Raises CockpitError, with a one-sentence message, if the URL is not valid."""
     found = _URL.fullmatch(url) if len(url) <= LONGEST else None
     if found is None:
         raise CockpitError(f"{url[:80]!r} is not a run on another machine; legal: {LEGAL}")

@@ -243,8 +243,8 @@ class Tunnel:
 
 
 def remote_end(url: str) -> str:
-    """The remote end of a forwarding, as ``ssh -L`` takes it: the path of a socket, or HOST:PORT. Raises CockpitError
-    if the other machine answered anything else."""
+    """The remote end of a forwarded socket, in the syntax of ``ssh -L``: the path of a socket, or HOST:PORT. Raises
+    CockpitError if the other machine answered anything else."""
     if is_tcp(url):
         with contextlib.suppress(RunError):
             return connect_address(url).removeprefix("tcp://")

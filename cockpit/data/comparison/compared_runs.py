@@ -1,4 +1,4 @@
-"""Compares runs: what differs in layout, knobs and facts, and their curves at the same step, number of tokens or time.
+"""Compares runs: their layouts, knobs and facts, and their curves, aligned by step, number of tokens or time.
 
 The state of a run is read at the current end of its recording; it includes the curves of the whole run in bounded
 memory (`agents.state.metric_curves`).
@@ -304,7 +304,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """For each metric, its values by step, at those of `steps` for which the run has a value."""
+    """The values of each metric by step, for each of `steps` at which the run has a value."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

@@ -68,8 +68,8 @@ class Comparison:
             self.by, self.revision = by, self.revision + 1
 
     def show(self, view: View | None) -> None:
-        """Set the range of steps to show. If only buckets of these steps are known for a run, every step is read from
-        the run's recording.
+        """Set the range of steps to show. If a run's curves have only buckets of several steps in this range, the value
+        of every step is read from the run's recording.
         """
         self._view = view
 

@@ -1,7 +1,7 @@
 """The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
 
 The state of a run keeps old steps only in buckets (`agents.state.metric_curves`). The detail of a view contains every
-step in the view's range; a source reads it from the recording.
+step in the view's range; it is read from the recording and set with `set_detail`.
 """
 
 import copy
@@ -31,7 +31,7 @@ class CurveView:
         self.detail: Curve | None = None  # every step of `steps`, if a recording has them
 
     def copy(self, state: Callable[[], RunState], changed: Callable[[], None]) -> "CurveView":
-        """A copy for another store."""
+        """A copy of this view for another store; `state` returns that store's state of the run."""
         other = CurveView(state, changed)
         other.steps, other.follows, other.detail = self.steps, self.follows, copy.copy(self.detail)
         return other

@@ -186,7 +186,7 @@ def data_bound(store: Store) -> Diagnosis | None:
 
 
 def time_shares(store: Store) -> Diagnosis | None:
-    """The diagnosis of a run without a problem: the longest phase of a step, and the share of the step in exposed
+    """The diagnosis if no other rule applies: the longest phase of a step, and the share of the step spent in exposed
     collectives."""
     middle = medians(store)
     step_ms = middle.step_ms
@@ -226,7 +226,8 @@ def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
     """The step since which the condition has held without interruption. None if the condition has always held, or does
     not hold now.
 
-    `holds` returns None for a step without the value; such a step neither ends nor extends the streak.
+    `holds` returns None for a summary that lacks the value to be checked; such a step neither ends nor extends the
+    streak.
     """
     first = None
     for summary in reversed(store.state.summaries):

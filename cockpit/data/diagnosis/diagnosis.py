@@ -1,7 +1,7 @@
 """Diagnosis: one sentence that judges the state of the run, with its evidence.
 
 The hub's alerts (`agents.alerts`) cover stalls, stragglers, silent ranks, routing and loss; `alert_causes` turns them
-into diagnoses. Conditions without an alert, such as a pipeline bubble, are in `bottlenecks`.
+into diagnoses. The module `bottlenecks` diagnoses conditions without an alert, such as a pipeline bubble.
 """
 
 import math

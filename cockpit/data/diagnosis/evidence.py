@@ -45,7 +45,7 @@ def _memory_share(store: Store) -> float | None:
 
 
 def trusted(store: Store) -> dict[str, Trust]:
-    """How accurate the previews of each quantity have been, from the checks in the run's log."""
+    """For each quantity, how accurate its previews have been, according to the checks in the run's log."""
     return store.once("trust", (Topic.EVENTS,), lambda: trust(store.state.events))
 
 

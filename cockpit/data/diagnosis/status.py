@@ -45,7 +45,7 @@ def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
     """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
-    dropped first. Then the texts of fields are shortened to their numbers. Other fields are dropped only if the line is
+    dropped first. Then fields are shortened to forms with fewer words. Other fields are dropped only if the line is
     still too long.
     """
     kept = list(fields)

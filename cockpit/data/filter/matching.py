@@ -46,8 +46,8 @@ class Matches:
 
 
 def matching(store: Store, chosen: Filter | None, step: int | None = None) -> frozenset[int] | None:
-    """The ranks whose values at a step match the filter (default: their newest values); None without a filter. The
-    result is cached, because several panels use it."""
+    """The ranks whose values at `step` match the filter; without `step`, their newest values count. None without a
+    filter. The result is cached, because several panels use it."""
     return matches(store, chosen, step).ranks if chosen else None
 
 

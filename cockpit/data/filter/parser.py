@@ -270,7 +270,7 @@ def _leaves(expression: Expression) -> Iterator[Number | Name | Over]:
 
 
 def _named(expression: Expression, name: str) -> Expression:
-    """The expression, with `name` inserted into statistics that lack a name."""
+    """The expression, in which each statistic without an argument, such as ``median``, gets the argument `name`."""
     match expression:
         case Arithmetic(sign, left, right):
             return Arithmetic(sign, _named(left, name), _named(right, name))

@@ -20,7 +20,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Over:
-    """A statistic of a per-rank number over the ranks, such as ``median(own_ms)``."""
+    """A statistic that is computed over all ranks, such as ``median(own_ms)``."""
 
     statistic: str
     name: str
@@ -49,8 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Text:
-    """A comparison of a text that each rank has, such as its host, with a pattern in which ``*`` stands for any
-    characters."""
+    """Compares a text field of each rank, such as its host, with a pattern in which ``*`` stands for any characters."""
 
     name: str
     pattern: str

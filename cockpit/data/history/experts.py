@@ -59,8 +59,8 @@ class Streak:
 
 
 class ExpertHistory:
-    """The history of the expert load of a run. `loads`: the load of each expert relative to the fair share. `figures`:
-    a `Figures` row per layer.
+    """A run's history of expert loads. `loads`: the load of each expert relative to the fair share. `figures`: a
+    `Figures` row per layer.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class ExpertHistory:
         return self._streak(layer, expert, found, at) if found and found is health(high) else None
 
     def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
-        """The streak that includes frame `at`, found from the earlier frames."""
+        """The streak that includes frame `at`; its start is found by searching the earlier frames."""
         place = self.loads.place(layer, expert)
         assert place is not None
         first = self.loads[at].first
@@ -197,7 +197,7 @@ class ExpertHistory:
         return Streak(wanted, first, None)
 
     def load_over_time(self, layer: int, expert: int) -> list[Range]:
-        """The load of an expert relative to the fair share, oldest first."""
+        """The history of one expert's load relative to the fair share, oldest first."""
         return list(self.loads.series(layer, expert))
 
 
@@ -222,7 +222,7 @@ def ratios(layer: LayerLoad) -> list[float]:
 
 
 def figures(layer: LayerLoad) -> Figures:
-    """The load statistics of a layer, computed from its full vector."""
+    """Load statistics of a layer, computed from its load per expert."""
     row, total = ratios(layer), sum(layer.load)
     if not row:
         return Figures(math.nan, math.nan, math.nan, math.nan, math.nan)

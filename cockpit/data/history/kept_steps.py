@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Items by step, at most `most` items with a total size (see `add`) of at most `budget`. Beyond these limits, the
-    item whose neighbours are closest to each other is dropped. The newest `newest` items and the slowest `slowest`
-    items are dropped only if they alone exceed the limits.
+    """Items by step, at most `most` items with a total size (see `add`) of at most `budget`. If a limit is exceeded,
+    the item with the smallest gap between its previous and next kept steps is dropped. The newest `newest` items and
+    the slowest `slowest` items are dropped only if they alone exceed the limits.
 
     `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
     longest duration.
@@ -51,7 +51,7 @@ class KeptSteps(Generic[T]):
         return self._steps
 
     def copy(self, time_of: Callable[[int], float]) -> "KeptSteps[T]":
-        """A copy that shares the items, and that gets the durations of steps from `time_of`."""
+        """A copy that shares the items but gets the step durations from `time_of`."""
         still: KeptSteps[T] = KeptSteps(time_of, self.most, self.newest, self.slowest, self.budget)
         still.dropped, still._size = self.dropped, self._size
         still._steps, still._items, still._sizes = self._steps[:], self._items.copy(), self._sizes.copy()

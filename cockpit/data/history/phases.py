@@ -72,7 +72,7 @@ class Phases:
         self.revision = 0  # increases whenever a step is added or removed
 
     def copy(self, stage_of: Callable[[int], int]) -> "Phases":
-        """A copy that later records do not change."""
+        """An independent copy: adding records to this object does not change it."""
         still = Phases(stage_of)
         still._kept, still._by_rank = self._kept.copy(still._time), self._by_rank.copy(still._time)
         still._arriving = {step: arriving.copy() for step, arriving in self._arriving.items()}
@@ -188,7 +188,8 @@ def phases_of(
 
 
 def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float]) -> Spread:
-    """The spread of the values `found` on a stage; `places`: for each value, the index of its rank in `ranks`."""
+    """The spread of a quantity over the ranks of a stage. `found`: the ranks' values; `places`: for each value, the
+    index of its rank in `ranks`."""
     if math.isnan(sum(found)):
         known = [(value, at) for value, at in zip(found, places, strict=True) if not math.isnan(value)]
         if not known:

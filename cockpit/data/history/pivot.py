@@ -1,4 +1,4 @@
-"""Converts the mappings of many ranks to one column per key."""
+"""Converts dictionaries, one per rank, to columns, one per key."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -48,7 +48,7 @@ class ArrivingStep:
         return len(self._places)
 
     def copy(self) -> "ArrivingStep":
-        """A copy that later records do not change."""
+        """An independent copy: adding records to this object does not change it."""
         still = ArrivingStep()
         still.revision, still.step_ms = self.revision, self.step_ms
         still._places = self._places.copy()

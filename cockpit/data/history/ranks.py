@@ -214,7 +214,7 @@ class RankHistory:
         return [(step, value) for step, value in pairs if value is not None]
 
     def copy(self) -> "RankHistory":
-        """A copy that later records do not change."""
+        """An independent copy: adding records to this object does not change it."""
         still = RankHistory()
         still.revision, still.added = self.revision, self.added
         still.ranks, still.places = self.ranks[:], self.places.copy()
@@ -227,7 +227,8 @@ class RankHistory:
 
 
 class Gather:
-    """Takes the values of given positions from a column, in the given order; NaN where the column is too short."""
+    """Callable that returns a column's values at the given positions, in their order; NaN where the column is too
+    short."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self._count = len(places)

@@ -35,7 +35,7 @@ class Timelines:
         self._newest: dict[int, int] = {}  # the newest step with a timeline, by rank
 
     def copy(self, time_of: Callable[[int], float | None]) -> "Timelines":
-        """A copy that later records do not change."""
+        """An independent copy: adding records to this object does not change it."""
         still = Timelines(time_of)
         still._kept = self._kept.copy(still._time)
         for step in still._kept:

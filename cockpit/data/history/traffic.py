@@ -3,7 +3,7 @@
 A matrix contains the bytes that each rank sent to every other rank in one sampled step. The totals of a matrix, its
 sums by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has
 to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps
-only these sums and pairs.
+only its totals, sums by node and largest pairs.
 """
 
 from collections.abc import Container, Iterator
@@ -103,7 +103,7 @@ class Matrix:
         self.rows = EncodedRecords(Peers)
 
     def copy(self) -> "Matrix":
-        """A copy that later rows do not change."""
+        """An independent copy: adding rows to this matrix does not change it."""
         return replace(
             self,
             rows=self.rows.copy(),
@@ -128,8 +128,8 @@ class Matrix:
         return max(self.tiles.values(), default=None, key=hotter)
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
-        """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: only the
-        pair with the most bytes in each tile; a condensed matrix contains no other pairs."""
+        """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: yield only
+        the pair with the most bytes in each tile. A condensed matrix contains only these pairs."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:
@@ -187,8 +187,8 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop data newer than `state`, because the hub has restarted or a playback has moved back. The caller must
-        then pass the updates of `state` to `note`.
+        """Drop data newer than `state`, because the hub has restarted or the user has sought backwards in a recording.
+        The caller must then pass the updates of `state` to `note`.
         """
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
@@ -203,7 +203,7 @@ class TrafficHistory:
             self._newest[rank] = min(newest, step - 1)
 
     def copy(self) -> "TrafficHistory":
-        """A copy that later updates do not change."""
+        """An independent copy: updates noted in this history do not change it."""
         still = TrafficHistory()
         still.matrices = {step: matrix.copy() for step, matrix in self.matrices.items()}
         still._newest, still._hosts = self._newest.copy(), self._hosts.copy()

@@ -75,7 +75,7 @@ class LogGroup:
 
     @property
     def count(self) -> int:
-        """How many times the event of the group occurred. An alert's beginning and end count as one occurrence."""
+        """How many times the group's event occurred. An alert's beginning and end count as one occurrence."""
         raised = sum(one.kind is not Kind.ENDED for one in self.entries)
         return raised or len(self.entries)
 
@@ -86,7 +86,7 @@ class LogGroup:
 
     @property
     def lasted_s(self) -> float | None:
-        """Seconds from the beginning of the newest alert of the group to its end; None while the alert is active."""
+        """How long the newest alert of the group was active, in seconds; None while it is active."""
         return None if self.end is None else max(0.0, self.end.time_s - self.shown.time_s)
 
 

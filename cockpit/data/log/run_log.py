@@ -108,7 +108,7 @@ def _entries(store: Store) -> list[LogEntry]:
 
 
 class Dated:
-    """Finds the step that a run had reached at a given time. Only the steps whose summaries are kept are known."""
+    """Finds the step that a run had reached at a given time, among the steps whose summaries are kept."""
 
     def __init__(self, summaries: Sequence[Summary]) -> None:
         self._times = [summary.time_s for summary in summaries]
@@ -175,13 +175,13 @@ _KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Value]], bool]], ...] = (
 
 
 def kind_of(event: Event) -> Kind:
-    """The kind of an event, from its facts."""
+    """The kind of log entry for an event, determined by the event's facts."""
     return next((kind for kind, holds in _KINDS if holds(event.facts)), Kind.EVENT)
 
 
 def _step_of(event: Event, kind: Kind) -> int | None:
-    """The step of an event, from its facts. A checkpoint event gives the number of completed steps, so it belongs to
-    the last of these steps.
+    """The step that the event's facts name; None if they name none. A checkpoint event gives the number of completed
+    steps, so it belongs to the last of these steps.
     """
     value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -202,13 +202,14 @@ def marks(store: Store) -> list[Mark]:
 
 
 def newest_checkpoint(store: Store) -> int | None:
-    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
+    """The number of completed steps that the newest checkpoint event gives; None if there is none."""
     steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
     return next((step for step in steps if isinstance(step, int)), None)
 
 
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
-    """For each alert that has ended, the entry that reports its end, by the key of the entry that raised the alert."""
+    """For each alert that has ended, the entry that reports its end, by the key of the entry that reports its
+    beginning."""
     active: dict[tuple[str, str], LogEntry] = {}
     ends: dict[tuple[object, ...], LogEntry] = {}
     for entry in entries:

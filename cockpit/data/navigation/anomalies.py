@@ -100,8 +100,8 @@ def _alerts(store: Store) -> Iterator[Anomaly]:
 
 
 def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | None]:
-    """The first layer and the first expert that the alert's text names; None in place of a layer or expert that is not
-    named or that the run does not have. The text is parsed because an alert has no fields for layer and expert.
+    """The first layer and the first expert mentioned in the alert's text; None in place of a layer or expert that is
+    not mentioned or that the run does not have. The text is parsed because an alert has no fields for layer and expert.
     """
     layer, expert = (pattern.search(alert.text) for pattern in (_LAYER, _EXPERT))
     loads = {one.layer: len(one.load) for one in store.state.experts.layers} if store.state.experts else {}
@@ -114,8 +114,8 @@ def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | Non
 
 
 def _lost(store: Store) -> Iterator[Anomaly]:
-    """Lost ranks that no alert names: an alert lists only the first 64 ranks, and is raised only some time after a rank
-    is lost."""
+    """Lost ranks that are not listed in any alert: an alert lists only the first 64 ranks, and is raised only some time
+    after a rank is lost."""
     alerted = {rank for alert in store.state.alerts.values() for rank in alert.ranks}
     lost = (rank for rank, gone in store.state.gone.items() if not gone.clean and rank not in alerted)
     for rank in islice(lost, MOST):
@@ -140,7 +140,7 @@ def _outliers(store: Store, metric: Metric) -> Iterator[Anomaly]:
 
 
 def _experts(store: Store) -> Iterator[Anomaly]:
-    """Dead experts, then hot experts, with the step since which each has been dead or hot."""
+    """Dead experts, then hot experts; if known, with the step at which each became dead or hot."""
     newest = shown(store, None)
     for one in unwell(store, newest)[:MOST] if newest else ():
         layer, expert = one.cell

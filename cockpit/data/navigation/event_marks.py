@@ -1,4 +1,5 @@
-"""Marks on curves: applied changes, alerts, resumes, checkpoints and the user's own marks, at their steps."""
+"""Marks on curves, each at its step: applied changes, alerts, resumed runs, checkpoints, and marks that the user has
+set."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class CurveMark:
-    """A mark at a step. `estimated`: the step is estimated from the time of the log entry."""
+    """A mark on the curves at one step. `estimated`: the step is estimated from the time of the log entry."""
 
     step: int
     kind: MarkKind

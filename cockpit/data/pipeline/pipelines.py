@@ -1,5 +1,5 @@
 """The timelines of a step, grouped by pipeline. A pipeline has one rank of each stage. Replicas of a pipeline differ in
-the other axes of the grid."""
+their coordinates on the other axes of the grid."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -150,7 +150,7 @@ def _replica(coords: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def replica_of(store: Store, rank: int | None) -> str | None:
-    """The label of the pipeline of a rank; None if the rank is not known."""
+    """The label of a rank's pipeline; None if the rank is not known."""
     hello = store.state.hellos.get(rank) if rank is not None else None
     return format.coords(dict(_replica(hello.coords))) if hello else None
 
@@ -164,7 +164,8 @@ def lane_of(pp: int, timeline: Timeline | None) -> Lane:
 
 
 def uneven(pipeline: Pipeline) -> list[tuple[Lane, float]]:
-    """Lanes that are busy longer than the median lane by more than `UNEVEN`, the longest first, with their excess."""
+    """Lanes that are busy longer than the median lane by more than `UNEVEN`, each with its `excess`, the largest
+    first."""
     lanes = [lane for lane in pipeline.lanes if lane.actions]
     middle = _middle(lanes)
     if not middle or len(lanes) < 2:

@@ -296,8 +296,8 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which a log entry may belong. A step that is estimated from the time of the entry had ended before
-    the entry, so the entry belongs to the next step. An alert may be raised one step late.
+    """The steps to which a log entry may belong. If the entry's step is estimated from its time, that step had already
+    ended when the entry was made, so the entry belongs to the next step. An alert may be raised one step late.
     """
     if entry.estimated:
         return (step + 1,)

@@ -26,9 +26,9 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """By step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, the value of a
-        row is the highest value of its ranks, or the lowest if less is worse. NaN: no value. The newest steps are
-        computed first. One call computes a limited number of steps; later calls compute the rest."""
+        """For each step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, the
+        value of a row is the highest value of its ranks, or the lowest if less is worse. NaN: no value. The newest
+        steps are computed first. One call computes a limited number of steps; later calls compute the rest."""
         history = store.rank_history
         key = (
             *(

@@ -46,8 +46,8 @@ class Section:
 
 
 def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]:
-    """The known settings and paths of the run in `store`. `files`: the files in its folder; None if the folder is not
-    on this machine. `target`: the name of the run for `cockpit attach`.
+    """The known settings and paths of the run in `store`. `files`: the files in the run's folder; None if the folder is
+    not on this machine. `target`: the name of the run for `cockpit attach`.
     """
     found = [Section(title, tuple(facts(store, files, target))) for title, facts in SECTIONS.items()]
     return [section for section in found if section.facts]

@@ -106,7 +106,8 @@ class RunLister:
         self._known: dict[Path, tuple[float, ListedRun]] = {}  # newest time of a file, and the run
 
     def runs(self) -> list[ListedRun]:
-        """All runs: live ones first, the newest of them on top; then the others by their newest data."""
+        """All runs: first the live runs, the one that started last on top; then the others, the one with the newest
+        data on top."""
         found = {folder: self._read(folder) for folder in run_folders(self.runs_dir)}
         self._known = {folder: known for folder, known in self._known.items() if folder in found}
         return sorted(found.values(), key=_order)
@@ -226,7 +227,8 @@ def _order(run: ListedRun) -> tuple[bool, float, str]:
 
 
 def _changed_s(folder: Path) -> float | None:
-    """The newest modification time of a file directly in `folder`; None if `folder` is empty or cannot be read."""
+    """The newest modification time among the files directly in `folder`; None if `folder` is empty or cannot be
+    read."""
     try:
         with os.scandir(folder) as entries:
             times = (

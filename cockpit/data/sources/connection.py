@@ -108,7 +108,8 @@ def _may_restart(run: str | None) -> bool:
 
 
 def target(run: str | None) -> str:
-    """`run` or, if it is None, the name of the newest live run, which stays valid when a newer run starts."""
+    """`run` or, if it is None, the name of the newest live run; the name refers to the same run even after a newer run
+    starts."""
     if run is not None:
         return run
     newest = newest_live(runs_dir())

@@ -1,7 +1,7 @@
 """Reads the values at each visible step from the recording of the run, in a separate thread, for a live screen.
 
-A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine
-can read the recording that the hub is writing. A screen that cannot read the recording shows the buckets.
+A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine can
+read the recording that the hub is writing. A screen that cannot read the recording shows the bucketed values instead.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class DetailReader:
         return Recording(folder / RECORD_FILE)
 
     def _read_experts(self, store: Store) -> None:
-        """Read the expert load of the steps before this screen was opened."""
+        """Read the recorded expert loads, so that the history also covers the steps before this screen was opened."""
         recording = self._open()
         history = ExpertHistory()
         try:

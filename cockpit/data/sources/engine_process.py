@@ -16,8 +16,8 @@ TAIL_BYTES = 64 << 10
 
 
 class EngineProcess:
-    """Runs ``engine run`` or another `command` with `arguments` in its own session, so that Ctrl-C reaches only the
-    cockpit."""
+    """The process of ``engine run``, or of another `command` of the engine, in its own session, so that Ctrl-C reaches
+    only the cockpit."""
 
     def __init__(self, layout: Path, arguments: Sequence[str], folder: Path, command: str = "run") -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,8 @@ class Balance:
 
 
 def balance(matrix: Matrix) -> Balance | None:
-    """The balance of a matrix; None if no rank sent anything. The mean for `receiver` is over all ranks that send or
-    receive data."""
+    """The balance of a traffic matrix; None if no rank sent anything. The mean for `receiver` is over all ranks that
+    send or receive data."""
     hottest, total = matrix.hottest, matrix.total
     if hottest is None:
         return None
@@ -83,7 +83,7 @@ def _most(sizes: Mapping[int, int], count: int) -> Most:
 
 
 def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
-    """The result of `balance` for a kept matrix, recomputed only when the matrix has changed."""
+    """The result of `balance` for a matrix in the store, recomputed only when the matrix has changed."""
     return store.once(("balance", matrix.step), (), lambda: balance(matrix), also=matrix.version)
 
 
@@ -100,8 +100,8 @@ def hosts_of(store: Store) -> dict[str, list[int]]:
 
 
 def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
-    """The ranks that report zero all-to-all bytes and have no row in the matrix, such as those of a stage without
-    experts."""
+    """The ranks that report zero all-to-all bytes and have no row in the traffic matrix, such as those of a stage
+    without experts."""
 
     def find() -> frozenset[int]:
         steps = store.state.steps
@@ -113,18 +113,18 @@ def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
 
 
 def sampled_rows(store: Store, matrix: Matrix) -> int:
-    """Number of ranks whose row is known."""
+    """Number of ranks whose row of the traffic matrix is known."""
     return len(matrix.sent) + len(idle_ranks(store, matrix))
 
 
 def expected(store: Store) -> bool:
-    """Whether the run has sent a matrix, or reports all-to-all bytes and may therefore send one."""
+    """Whether the run has sent a traffic matrix, or reports all-to-all bytes and may therefore send one."""
     summary = store.summary
     return bool(store.traffic.matrices) or bool(summary and summary.a2a_bytes)
 
 
 def why_none(store: Store) -> str:
-    """Why there is no matrix, and what the user can do."""
+    """Why there is no traffic matrix, and what the user can do."""
     if store.summary is None and not store.traffic.matrices:
         return "no step is done yet"
     if not expected(store):

@@ -1,12 +1,12 @@
-"""Fits a model of the time in the collectives of an axis to the steps of a run: ms = rest + alpha x micro-batches +
-beta x bytes.
+"""Fits a linear model of the time that a step spends in an axis's collectives: ms = rest + alpha x micro-batches + beta
+x bytes.
 
-A sample is one step: the bytes that a rank sends over the axis, and the rank's time in collectives of the axis, both as
-means over ranks. An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one
-micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta only if the bytes
-differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The uncertainty is a
-jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The interval
-is wide if few steps determine the fit.
+A sample is one step: the bytes that a rank sends over the axis, and the time that it spends in the axis's collectives,
+both as means over ranks. An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of
+one micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta only if the
+bytes differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The uncertainty
+is a jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The
+interval is wide if few steps determine the fit.
 """
 
 import math
@@ -58,9 +58,9 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """The fit of an axis. `start_ms`: ms per micro-batch; None if the number of micro-batches did not vary.
-    `ms_per_byte`: ms per byte that a rank sends; None if the bytes did not vary enough. `spread`: range of the bytes
-    divided by their mean."""
+    """The model fitted to the steps of one axis. `start_ms`: ms per micro-batch; None if the number of micro-batches
+    did not vary. `ms_per_byte`: ms per byte that a rank sends; None if the bytes did not vary enough. `spread`: range
+    of the bytes divided by their mean."""
 
     samples: int
     left_out: int
@@ -90,7 +90,7 @@ def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Samp
 
 
 def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
-    """The fit of each axis over the steps that the state keeps in full; recomputed every few steps."""
+    """For each axis, the model fitted to the steps that the state keeps in full; recomputed every few steps."""
     newest = store.summary.step // EVERY if store.summary else -1
     summaries = store.state.summaries
 
@@ -147,8 +147,7 @@ def fit(samples: Sequence[Sample]) -> Fit | NoFit:
 
 
 def varied_text(spread: float) -> str:
-    """How much the bytes per step vary between steps, as text. `spread`: the range of the bytes divided by their
-    mean."""
+    """How much the bytes per step vary, as text. `spread`: the range of the bytes divided by their mean."""
     return "bytes do not vary" if spread < 5e-4 else f"bytes vary by {format.percent(spread, 1).strip()}"
 
 

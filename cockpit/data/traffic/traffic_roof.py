@@ -26,8 +26,8 @@ class Roof(NamedTuple):
 
 
 def machine(store: Store) -> Hardware | None:
-    """The machine of a run: the machine that the run names, else the known machine with the run's device, else a CPU
-    core for a run on CPUs. None: unknown."""
+    """The machine of a run: the one in the run's fact `hardware`, else the known machine with the run's device, else a
+    CPU core for a run on CPUs. None: unknown."""
     return store.once("machine", (Topic.GRID,), lambda: _machine(store))
 
 

@@ -37,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def listen(otlp: str, name: str, named: Sequence[str]) -> int:
-    """Receive exports until the command is interrupted. `otlp`: PORT or ADDRESS:PORT. `name`: the name of all received
-    runs; if it is "", each run has the service name of its program. `named`: additional metrics to read, as
+    """Receive exports until the command is interrupted. `otlp`: PORT or ADDRESS:PORT. `name`: the name of every run; if
+    it is "", a run is named after its program's OpenTelemetry `service.name`. `named`: additional metrics to read, as
     ``METRIC=FIELD``. Raises CockpitError if it cannot listen.
     """
     host, port = listen_address(otlp)

@@ -121,8 +121,8 @@ class ExportedRun:
 
 
 class ExportedRuns:
-    """One run for each program that exports. `name`: the name of all these runs; if it is "", each run has the service
-    name of its program. `opened` is called with the name of a new run.
+    """One run for each program that exports. `name`: the name of every run; if it is "", a run is named after its
+    program's OpenTelemetry `service.name`. `opened` is called with the name of a new run.
     """
 
     def __init__(

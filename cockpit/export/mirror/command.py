@@ -1,6 +1,7 @@
 """``cockpit mirror``: copies each step of a live run to another program, until the run ends.
 
-Like a screen, a mirror is a client of the hub: if the other program is slow or absent, only the mirror waits.
+Like a screen, a mirror is a client of the hub: if the program that receives the steps is slow or absent, only the
+mirror waits.
 """
 
 import os

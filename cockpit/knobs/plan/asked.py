@@ -19,8 +19,8 @@ class AskedWhatIf:
         self._rows: list[KnobState] = []
 
     def version(self) -> object:
-        """All state that panels draw, except the store, as one comparable value. Panels redraw when this value
-        changes."""
+        """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
+        when it changes."""
         answer = self.preview.answer
         return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
 

@@ -31,7 +31,7 @@ class AxesPlan:
 
     def ask(self, store: Store) -> PlannedAxes | str | None:
         """The prediction for the knob values in force, or a sentence that says why there is no prediction. None while
-        it is being computed, or until the run has sent its facts.
+        the prediction is being computed, or until the run has sent its knobs and a rank has joined.
         """
         reported = runs.reported(store, self._folder)
         answer: Answer | None = self.worker.ask(reported, lambda: _planned(reported)) if reported else None

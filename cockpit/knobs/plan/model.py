@@ -52,8 +52,8 @@ class WhatIf:
         self._planner: tuple[object, Planner] | None = None
 
     def version(self) -> object:
-        """All state that panels draw, except the store, as one comparable value. Panels redraw when this value
-        changes."""
+        """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
+        when it changes."""
         return self.worker.version, self.row, tuple(self.changes.items()), self._version
 
     # -------------------------------------------------------------------------------------------- asking
@@ -205,7 +205,7 @@ class WhatIf:
         return now, self.changes.get(setting.name, now)
 
     def turn(self, by: int) -> None:
-        """Choose the legal value `by` places after the chosen one."""
+        """Move the setting under the cursor to the legal value `by` positions after its hypothetical value."""
         if self._is_early("turn", by):
             return
         setting = self.setting

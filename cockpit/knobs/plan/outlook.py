@@ -68,7 +68,8 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The job that the planner plans for a layout, with at least the measured load imbalance between ep ranks."""
+        """The planner's input for a layout. Its imbalance between ep ranks is the layout's `plan.imbalance` or, if
+        higher, the imbalance measured in the run."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))

@@ -65,8 +65,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: relative error
-    of this run's predicted step-time changes; None if no prediction was checked."""
+    """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: mean relative
+    error of the step times that the run's previews predicted; None if no preview was checked."""
 
     steps: tuple[Steps, ...] = ()
     loads: tuple[tuple[int, ...], ...] = ()
@@ -141,8 +141,8 @@ def _capacity(store: Store, device: str) -> tuple[int | None, str]:
 
 
 def measured(store: Store) -> Measured:
-    """What the run has measured: its newest steps grouped by knob values, its newest expert loads, and the error of its
-    checked predictions. The caller holds the store's lock."""
+    """What the run has measured: its newest steps grouped by knob values, its newest expert loads, and the mean error
+    of the step times that its previews predicted. The caller holds the store's lock."""
     found: dict[Values, list[tuple[float, float | None]]] = {}
     for values, steps in groupby(store.state.summaries, key=lambda one: tuple(sorted(one.knobs.items()))):
         for summary in list(steps)[SETTLING:]:
@@ -165,7 +165,8 @@ def _steps(values: Values, rows: Sequence[tuple[float, float | None]]) -> Steps:
 
 
 def basis(run: Reported) -> Basis:
-    """Read the layout of the run and find its machine. Raises NoLayoutError, whose message is one sentence."""
+    """Read the run's layout and find the description of the hardware that it runs on. Raises NoLayoutError, whose
+    message is one sentence."""
     from engine.planner.hardware.cpu import CPU_CORE
     from engine.planner.what_if import machine_of_run
 

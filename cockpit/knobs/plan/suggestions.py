@@ -66,8 +66,9 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """The changes of live knobs that the plan screen would advise, for commands that run without a screen. None if the
-    layout of the run cannot be read or planned here; the caller must then ask the run itself."""
+    """The changes of live knobs that the plan screen would advise, for commands that run without a screen. None if this
+    process cannot read the run's layout or the planner cannot model the run; the caller must then send preview queries
+    to the run."""
     reported = runs.reported(store, None)
     try:
         if reported is None or store.state.board is None:

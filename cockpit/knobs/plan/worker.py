@@ -48,7 +48,7 @@ class Worker:
         self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
     ) -> Answer | None:
         """The answer to `key`; None until one is computed. While a new answer is being computed, the answer for an
-        older `version` is returned, with `fresh` false. `later`: answer all other questions first.
+        older `version` is returned, with `fresh` false. `later`: compute this answer only when no others are queued.
         """
         with self._lock:
             known = self._answers.get(key)
@@ -67,7 +67,7 @@ class Worker:
             return Answer(known[1].value, known[1].refusal, fresh=False) if known else None
 
     def forget(self) -> None:
-        """Drop all queued questions; a running computation continues."""
+        """Empty the queue; a running computation continues."""
         with self._lock:
             self._open.clear()
 

@@ -68,7 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out the dialog again only if the size changed. Plain Textual would lay out and paint it again even if
-        the size is unchanged since the dialog was opened."""
+        """Lay out the dialog again only if the size changed. Textual's own method would lay out and paint the dialog
+        again even if the size has not changed since the dialog was opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

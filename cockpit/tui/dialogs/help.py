@@ -42,7 +42,7 @@ class Page(ScrollView, can_focus=True):
         return len(self._lines)
 
     def _draw(self, width: int) -> None:
-        """Wrap the text to `width` columns minus the columns of the scroll bar."""
+        """Wrap the text to `width` columns minus the width of the scroll bar."""
         width -= self.styles.scrollbar_size_vertical
         drawn = width, self.app.theme
         if drawn != self._drawn:

@@ -1,4 +1,4 @@
-"""Start screen of a run that the cockpit started: the progress of the start, and the last lines of output."""
+"""Screen shown while a run that the cockpit launched is starting: its progress, and the last lines of its output."""
 
 import time
 from typing import ClassVar

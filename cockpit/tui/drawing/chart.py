@@ -84,7 +84,7 @@ def draw(
 def _spans(
     line: Sequence[Place], axis: XAxis, scale: Scale, bottom: int, drawing: Drawing
 ) -> dict[int, list[float]]:
-    """The highest and the lowest position of the line in each column of dots, counted in rows of dots from the top."""
+    """For each column of dots, the highest and the lowest position of the line, in rows of dots from the top."""
     spans: dict[int, list[float]] = {}
     origin, dots = axis.first - 0.5 / axis.dots if axis.dots else axis.first, axis.dots
     high = math.log(scale.high) if scale.log else scale.high
@@ -114,8 +114,8 @@ def _spans(
 
 
 def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float) -> None:
-    """Extend the spans by the straight line between two points. The span of a column of dots covers the part of the
-    line that is nearer to this column than to its neighbours."""
+    """Extend the spans so that they cover the straight line between two points. The span of a column of dots covers the
+    part of the line that is nearer to this column than to its neighbours."""
     slope = (y1 - y0) / (x1 - x0)
     begin = y0
     for x in range(x0, x1 + 1):

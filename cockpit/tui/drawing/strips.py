@@ -74,7 +74,8 @@ class StripLine:
         return self
 
     def strip(self, width: int, style: Style) -> Strip:
-        """The line in exactly `width` cells: longer text is cut with `…`, and shorter text is padded in `style`."""
+        """The line in exactly `width` cells: longer text is truncated with `…`, and shorter text is padded in
+        `style`."""
         if self.width > width > 0:
             strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
             return Strip.join([strip, Strip([Segment("…", style)], 1)])

@@ -1,7 +1,7 @@
 """The styles of each theme, which all panels use.
 
 A glyph accompanies each status colour. On a terminal with few or no colours, the density of a cell's glyph replaces its
-colour: a denser glyph is worse.
+colour: a denser glyph means a worse value.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Palette:
 
     @staticmethod
     def bin(deviation: float) -> int:
-        """The index in the colour scale `deviation` for a deviation, where 0.1 is 10 % above the median."""
+        """The index in the colour scale `deviation` for a relative deviation from the median (0.1: 10 % above it)."""
         return sum(deviation >= edge for edge in DEVIATION_EDGES)
 
 

@@ -1,4 +1,4 @@
-"""Keys that work on every screen, for the app, the screens, panels, lists, the prompt and the playback."""
+"""Default key bindings that do not belong to one screen: of the app, screens, panels, lists, the prompt and replays."""
 
 from cockpit.tui.keys.action import Action, bindings
 

@@ -109,7 +109,7 @@ def _of_panels() -> Iterator[tuple[Action, ...]]:
 
 
 class Conflict(NamedTuple):
-    """Two actions that are bound to one key in the same place."""
+    """Two actions that are bound to the same key in the same place (see `places`)."""
 
     key: str
     first: str

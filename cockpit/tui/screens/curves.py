@@ -133,7 +133,7 @@ def _recorded_s(run: Run) -> float:
 
 
 def _about(run: Run, shown: bool) -> str:
-    """A text with the state of a run, determined without reading its recording."""
+    """A one-line description of a run: its state, and when it was last recorded."""
     state = "live" if run.live else "ended"
     recorded_s = _recorded_s(run)
     if not recorded_s:

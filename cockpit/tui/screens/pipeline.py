@@ -1,5 +1,5 @@
-"""Screen 3: the timeline of a step, the comparison of the slowest step with the usual step, and the bubble of each
-stage.
+"""Screen 3: the timeline of a step, the comparison of the slowest step with the usual (median) step, and the bubble of
+each stage.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 
 
 class Pipeline(RunScreen):
-    """The timeline; below it, the step times, the comparison of the slowest step with the usual step, and the
+    """The timeline; below it, the step times, the comparison of the slowest step with the usual (median) step, and the
     stages."""
 
     NAME = "pipeline"
@@ -51,7 +51,8 @@ class Pipeline(RunScreen):
                 panel.redraw()
 
     def action_slowest(self) -> None:
-        """Select the slowest kept step. If it is already selected, return to the step that was selected before."""
+        """Select the slowest of the steps that are kept in memory. If the slowest step is already selected, return to
+        the step that was selected before it."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             slowest = store.phases.slowest()
@@ -69,8 +70,8 @@ class Pipeline(RunScreen):
             self._select(slowest)
 
     def action_kept(self, by: int) -> None:
-        """Select the next or previous kept step. If any kept steps have a timeline, select only among these. A move
-        past the newest kept step makes the screen follow the run again."""
+        """Select the next or previous step that is kept in memory. If any of these steps have a timeline, select only
+        among those. A move past the newest of these steps makes the screen follow the run again."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps

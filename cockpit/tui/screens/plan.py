@@ -37,8 +37,8 @@ class Plan(RunScreen):
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 
     def action_view(self) -> None:
-        """Show the next view of the charts or, if the charts are not visible, of the advice panel; if that is not
-        visible either, switch to it."""
+        """If the charts are visible, show their next view. Otherwise show the next view of the advice panel, and switch
+        to this panel if it is not visible."""
         panel = self.charts if self.charts.is_on_screen else self.advice
         panel.next_view()
         if not panel.is_on_screen:

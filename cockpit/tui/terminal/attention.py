@@ -1,4 +1,5 @@
-"""Signals outside the screen: the terminal title, the bell, and a desktop notification for each new severe alert.
+"""Draws the user's attention outside the screen: by the terminal title, the bell, and a desktop notification for each
+new severe alert.
 
 The title is saved at the start and restored at the end with xterm's title stack, which tmux and most terminals support.
 """
@@ -36,7 +37,7 @@ def notifies(environment: Mapping[str, str]) -> bool:
 
 
 class Attention:
-    """Sets the terminal title and sends the notifications of one run. `write` sends a control sequence to the
+    """Sets the terminal title and sends desktop notifications for one run. `write` sends a control sequence to the
     terminal."""
 
     def __init__(self, write: Write, environment: Mapping[str, str] = os.environ) -> None:

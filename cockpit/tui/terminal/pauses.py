@@ -29,7 +29,7 @@ def start_without_pauses() -> None:
 
 def short_pauses() -> None:
     """Exempt all existing modules and objects from garbage collection, and run garbage collection less often. Without
-    this, each full collection freezes the screen for about a tenth of a second.
+    this call, each full collection freezes the screen for about a tenth of a second.
     """
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)

@@ -55,9 +55,9 @@ class TerminalDriver(LinuxDriver):
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def _sigtstp_application(self, *_: Any) -> None:
-        """Suspend after SIGTSTP, in the event loop. Textual suspends in the signal handler. The handler may interrupt
-        the main thread while that thread holds the lock of the writer's queue, and would then wait for the lock
-        forever."""
+        """Suspend after SIGTSTP, in the event loop. Textual suspends the app in the signal handler. The handler may
+        interrupt the main thread while this thread holds the lock of the writer's queue; the handler would then wait
+        for the lock forever."""
         self._in_event_loop(super()._sigtstp_application)
 
     def _sigcont_application(self, *_: Any) -> None:
@@ -85,7 +85,7 @@ class TerminalDriver(LinuxDriver):
 
     def close(self) -> None:
         """End the input thread and close the driver. After an application error the input thread is still reading; if
-        the terminal is gone as well, this thread would otherwise run forever and keep the process alive."""
+        the terminal is gone as well, the input thread would otherwise run forever and keep the process alive."""
         self.exit_event.set()
         super().close()
 
@@ -95,7 +95,7 @@ class TerminalDriver(LinuxDriver):
 
 
 def _in_background(terminal: int) -> bool:
-    """Whether another process group owns the terminal; False without job control."""
+    """Whether another process group is in the foreground of the terminal; False without job control."""
     try:
         return os.tcgetpgrp(terminal) != os.getpgrp()
     except OSError:

@@ -24,8 +24,8 @@ from cockpit.tui.terminal.terminal import TerminalDriver
 
 
 class TerminalApp(App[None]):
-    """A Textual app with the terminal features that the cockpit needs. This class does not depend on runs. `theme`: the
-    name of the theme to start with.
+    """A Textual app with the terminal features that the cockpit needs. It contains nothing that is specific to training
+    runs. `theme`: the name of the theme to start with.
     """
 
     def __init__(self, theme: str) -> None:
@@ -61,9 +61,9 @@ class TerminalApp(App[None]):
         os.killpg(0, signal.SIGTSTP)
 
     async def on_event(self, event: events.Event) -> None:
-        """Send a key again if the previous key has opened another screen in the meantime. If several keys arrive
-        together, Textual forwards all of them to the screen that is visible at that time. The app's own bindings run
-        later, when the keys bubble up from that screen.
+        """If the previous key has opened another screen in the meantime, send this key again, to that screen. If
+        several keys arrive together, Textual forwards all of them to the screen that is visible at that time. The app's
+        own bindings run later, when the keys bubble up from that screen.
         """
         if isinstance(event, events.Key):
             self.key_at = time.monotonic()
@@ -73,8 +73,8 @@ class TerminalApp(App[None]):
         await super().on_event(event)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without the conversion of ANSI colours, which would take a tenth of the time of the screen: no style of the
-        cockpit's themes has an ANSI colour."""
+        """Textual's line filters except the conversion of ANSI colours, which would take a tenth of the drawing time:
+        no style of the cockpit's themes has an ANSI colour."""
         return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def write_terminal(self, sequence: str) -> None:
@@ -96,7 +96,7 @@ class TerminalApp(App[None]):
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def show_colours_of(self, depth: Depth) -> None:
-        """Use the themes that the terminal can show. Does nothing if the user turned colours off."""
+        """Switch to a theme that fits the terminal's number of colours. Does nothing if the user turned colours off."""
         if self.depth is not Depth.NONE:
             self.depth = depth
             self.theme = fitting(self.theme, depth)

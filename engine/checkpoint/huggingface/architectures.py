@@ -1,8 +1,9 @@
-"""Hugging Face architectures that the engine reads and writes: converts a `config.json` to a model and back.
-Torch-free.
+"""The Hugging Face architectures that the engine reads and writes, and the conversion between `config.json` and a
+layout's model. Torch-free.
 
-To add an architecture, add a row to ARCHITECTURES, its names to `engine.checkpoint.huggingface.tensors` if they differ,
-and a case to `tests/unit/engine/checkpoint/test_huggingface.py`.
+To add an architecture, add an entry to ARCHITECTURES and a case to `tests/unit/engine/checkpoint/test_huggingface.py`.
+If its tensors have other names than those of the existing architectures, add these names to
+`engine.checkpoint.huggingface.tensors`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,9 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 
 @dataclass(frozen=True)
 class Architecture:
-    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: values
-    of the engine's keys that the architecture fixes; keys of [model.moe] have the prefix `moe.`. `only`: keys of
-    config.json for which only one value is supported. `absent`: defaults for keys that may be missing from a
+    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: layout
+    keys whose value the architecture fixes, with this value; keys of [model.moe] have the prefix `moe.`. `only`: keys
+    of config.json for which only one value is supported. `absent`: defaults for keys that may be missing from a
     config.json."""
 
     name: str  # class in transformers

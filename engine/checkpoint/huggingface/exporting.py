@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a Hugging Face folder: `config.json` and safetensors, from any layout.
+"""Writes a checkpoint, saved in any layout, as a Hugging Face folder: `config.json` and safetensors files.
 
 An export holds at most one file of up to SHARD_BYTES in memory, or one tensor if the tensor is larger.
 """

@@ -30,7 +30,7 @@ class Entry:
     """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape in Hugging Face, and the
     conversions in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then
     0. `copy`: the Hugging Face tensor is a second copy of an engine tensor that another entry maps. An export writes
-    both copies; an import requires that they are equal.
+    the engine tensor under both names; an import requires that both tensors are equal.
     """
 
     ours: str

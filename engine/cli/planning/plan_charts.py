@@ -83,8 +83,8 @@ def _counts(text: str | None) -> list[int] | None:
 
 
 def roofline_table(levels: tuple[Level, ...]) -> list[str]:
-    """A table with one row for each level of links and, below it, the bytes, times and advice for each level that the
-    job uses."""
+    """A table with one row for each level of links and, below the table, the bytes, times and advice for each level
+    that the job uses."""
     lines = [f"{'link':12}{'GB/s':>8}{'latency':>9}{'sent a step':>13}{'CCR':>9}{'ridge':>9}  bound by"]
     for level in levels:
         ccr = f"{level.ccr:,.0f}" if level.sent else "-"

@@ -25,9 +25,10 @@ def can_compile(layout: Layout, schedule: str) -> bool:
 
 
 def can_predict(layout: Layout, schedule: str) -> bool:
-    """Whether the layout uses no multi-token prediction, or the schedule can train it. A schedule with a split backward
-    pass cannot train it: torch runs the backward pass of an operation that does not depend on the stage's input, such
-    as the embedding that multi-token prediction reads, once for each use of its result."""
+    """Whether `schedule` can train the layout's multi-token prediction layers; true if there are none. A schedule with
+    a split backward pass cannot train multi-token prediction, which uses an embedding lookup that does not depend on
+    the stage's input: if the result of such an operation is used several times, torch runs the operation's backward
+    pass once for each use."""
     return not (layout.model.mtp_layers and SCHEDULES[schedule].split_backward)
 
 

@@ -8,8 +8,8 @@ from engine.config.layout import Layout
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that do not divide other sizes as required. The message offers both corrections: a legal divisor, or
-    a multiple of the given divisor as the other size."""
+    """Refuse sizes that do not divide other sizes as required. The message suggests two corrections: change the divisor
+    to a legal one, or change the other size to a multiple of the divisor."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})

@@ -101,8 +101,7 @@ class Model(Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether the user supplies the model's code. The sizes and costs of the model are then known only to that
-        code."""
+        """Whether the user supplies the model's code. Only this code then knows the model's sizes and costs."""
         return self.implementation != BUILT_IN
 
     @property
@@ -136,7 +135,7 @@ class Model(Struct, frozen=True):
         return range(self.layers, self.layers + self.mtp_layers)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts. Layers of multi-token prediction are like the model's last layer."""
+        """Whether a layer has experts. A multi-token prediction layer has experts if the model's last layer does."""
         return self.moe is not None and min(layer, self.layers - 1) in self.layers_with_experts
 
     @property

@@ -176,9 +176,9 @@ class PlannedEffect:
 
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
-    """For each axis, the bytes that all ranks together send. In a large job, the bytes of one rank per pp coordinate
-    are computed and multiplied by the number of ranks with this coordinate. The error is small, because shards differ
-    by at most one row."""
+    """For each axis, the bytes that all ranks together send. In a large job, the bytes are computed for only one rank
+    per pp coordinate, and multiplied by the number of ranks with this coordinate. The error is small, because shards
+    differ by at most one row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()

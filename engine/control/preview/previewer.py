@@ -83,8 +83,8 @@ class Previewer:
     """Answers preview queries on the leader. The training thread records steps with `note`; another thread queries the
     previewer.
 
-    `hardware` is the planner's description of the machine. The default is the hardware that the layout names or,
-    without one, a CPU core. `resident`: whether `memory_bytes` is the resident memory of the process.
+    `hardware` is the planner's description of the machine; by default, that of the layout's [hardware] section or,
+    without one, of a CPU core. `resident`: whether `memory_bytes` is the resident memory of the process.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- recording
 
     def note(self, summary: Summary, loads: Sequence[Sequence[int]] = ()) -> None:
-        """Record the whole job's summary of a step. `loads[layer][expert]` is the number of (token, expert) pairs."""
+        """Record the summary of a step of the whole job. `loads[layer][expert]` is the number of (token, expert)
+        pairs."""
         measured = quantities(summary) | {"memory_bytes": self._memory}
         self._check(summary, measured)
         with self._lock:
@@ -157,7 +158,8 @@ class Previewer:
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
         """Compare the measurements of a training step with the preview of the newest change. If the step is the first
-        with changed knob values, compute a preview of this change from the earlier steps, and begin to check it."""
+        with changed knob values, compute a preview of this change from the earlier steps, and begin to check this
+        preview."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -310,8 +312,8 @@ class Previewer:
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
         """Predict the all-to-all bytes, which are proportional to the number of passes (forward, backward and
-        recomputed) and to the number of (token, expert) pairs that are not dropped. `kept` is the ratio of that number
-        of pairs after the change to the number before: minimum, likely value and maximum."""
+        recomputed) and to the number of (token, expert) pairs that are not dropped. `kept` is the number of these pairs
+        after the change divided by their number before it: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -331,7 +333,7 @@ class Previewer:
 
 
 def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
-    """Predict the step time with knob values that were in force earlier in the run, from the run's current baseline
+    """Predict the step time for knob values that were in force earlier in the run, based on the run's current baseline
     (`run_level.py`)."""
     stretches = [Stretch(key(one.values), one.times_s) for one in change.stretches]
     low, likely, high = (1e3 * seconds for seconds in predict_again(stretches, key(change.after)))

@@ -3,10 +3,10 @@
 A run can become faster or slower even if its knobs stay the same, because the load of its experts changes or other
 programs use its cores. So an earlier step time with the same knob values is not a good prediction by itself. In the
 model used here, the logarithm of a step time is the run's baseline plus a constant for each set of knob values. The
-baseline is a random walk: from one stretch of steps with equal knob values to the next, it changes by a random amount.
-The drift is the standard deviation of this amount. Knob values that were in force several times show how the baseline
-has drifted. The drift is unknown, so the step time is predicted for several drifts, and the predictions are averaged
-with the probability of each drift as the weight.
+baseline is a random walk: from one stretch of steps with equal knob values to the next, it changes by a random amount,
+whose standard deviation is called the drift. Knob values that were in force several times show how the baseline has
+drifted. The drift is unknown, so the step time is predicted for several drifts, and the predictions are averaged with
+the probability of each drift as the weight.
 """
 
 from collections.abc import Hashable, Sequence

@@ -70,8 +70,8 @@ class ActionTimes:
 
 
 class ScheduleEffect:
-    """Predicts the effect of a change from one plan to another, by simulating both with the action `times` of this
-    run."""
+    """Predicts the effect of a change from one plan to another, by simulating both plans with `times`, the action times
+    of this run."""
 
     def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
         self._before, self._after, self._times = before, after, times
@@ -85,8 +85,8 @@ class ScheduleEffect:
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
         """Estimates of the quantities `bubble` and `bubble_bound`. `only_cut`: whether only the schedule or the number
-        of micro-batches changes. Otherwise the measured action times of each stage are scaled by the ratio of the
-        planner's predictions after and before the change."""
+        of micro-batches changes. Otherwise the measured action times of each stage are multiplied by the ratio of the
+        planner's prediction for the new values to its prediction for the old values."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}
@@ -109,9 +109,10 @@ class ScheduleEffect:
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
         """The step time as an interval. At one end of the interval, an action's time is assumed to be proportional to
-        the size of its micro-batch; at the other end, to be independent of it. If the run has measured actions with
-        micro-batches of the new size, the interval also contains the step time that is simulated with these
-        measurements. `noise_ms` is the standard error of the difference between two measurements of the same step."""
+        the size of its micro-batch; at the other end, to be independent of it. If the run has measured action times for
+        micro-batches of the new size, the interval also contains the step time that is simulated with these times.
+        `noise_ms` is the standard error of the difference between the mean of the steps before the change and a later
+        measurement."""
         if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -134,8 +135,8 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Fill in missing times of the full backward pass (B) and of its two halves (I, W). They are needed because only
-    one of the two schedules may split the backward pass. A missing B becomes I + W, and a missing I or W becomes half
+    """Fill in missing times of the full backward pass (B) and of its two halves (I, W). Missing times are needed if
+    only one of the two schedules splits the backward pass. A missing B becomes I + W, and a missing I or W becomes half
     of B. None if B is missing and I or W is missing too."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
@@ -187,7 +188,7 @@ def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
 
 
 def _window_ms(clock: ScheduleClock, steps: Sequence[Costs]) -> float:
-    """Simulate the steps, and return the mean of their `windows`, in ms."""
+    """The mean duration of the pipeline's window in the simulated steps, in ms."""
     return 1e3 * float(_simulated(clock, steps).windows.mean())
 
 

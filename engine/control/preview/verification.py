@@ -78,8 +78,8 @@ class Verification:
 
 
 def _checkable(one: Estimate) -> bool:
-    """Whether an estimate can be checked. This is the case if the value before the change is known, and the estimate is
-    an interval or differs from that value."""
+    """Whether an estimate can be checked: the value before the change must be known, and the estimate must be an
+    interval or differ from that value."""
     if one.now is None or not one.known:
         return False
     return one.interval is not None or one.after != one.now

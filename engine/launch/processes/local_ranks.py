@@ -1,7 +1,7 @@
 """Forks the ranks of a run on this machine. (`torchrun.py` handles ranks that torchrun or Slurm started.)
 
-The start is fast for two reasons. The hub starts in its own process while the parent imports torch. Each rank is a fork
-of the parent, so torch is imported only once. The parent has no threads and executes no torch operations.
+The ranks start fast for two reasons: the hub starts in its own process while the parent imports torch, and each rank is
+a fork of the parent, so torch is imported only once. The parent has no threads and executes no torch operations.
 """
 
 import gc

@@ -1,5 +1,5 @@
 """Reads Slurm's environment variables: whether this process is one rank of several, the number of tasks on this node,
-and the address at which the ranks of a job step rendezvous."""
+and the rendezvous address for the ranks of a job step."""
 
 import re
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
-    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. If there is no list,
-    all tasks are on this node. Raises ValueError if this node is not in the list."""
+    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. If Slurm gives no
+    such list, all `world` tasks are on this node. Raises ValueError if this node is not in the list."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
     counts = tasks_per_node(listed)
     node = int(environ.get("SLURM_NODEID", "0"))

@@ -55,7 +55,7 @@ class RankProcess:
         self.kill(signal.SIGCONT)
 
     def release(self) -> None:
-        """Allow rank 0 to exit. Rank 0 serves the store, so it waits for this permission."""
+        """Allow rank 0 to exit. Rank 0 serves the store that all ranks share, so it waits for this permission."""
         if not self.released:
             self.released = True
             with suppress(OSError):

@@ -22,8 +22,8 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Routing:
-    """The router's choice and the dispatch plan of one micro-batch in one layer. Both are computed once; a recomputed
-    forward pass reuses them."""
+    """The router's choice and the dispatch plan of one micro-batch in one layer. The choice and the plan are computed
+    once; a recomputed forward pass reuses them."""
 
     choice: Choice
     dispatch: Dispatch

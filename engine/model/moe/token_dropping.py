@@ -13,8 +13,8 @@ from engine.parallel.context.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """Maximum number of (token, expert) pairs that one expert keeps in a sequence of `whole` tokens: `factor` times an
-    even share, but at most one pair per token.
+    """Maximum number of (token, expert) pairs that one expert keeps in a sequence of `whole` tokens: `factor` times the
+    mean number of pairs per expert, but at most one pair per token.
     """
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
@@ -30,8 +30,8 @@ def highest(x: Tensor, k: int) -> Tensor:
 
 
 def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """Whether a token's score is one of the expert's `count` highest scores in the sequence, [B, W, E]. Among equal
-    scores, the score of an earlier token ranks higher."""
+    """Whether a token's score is one of the expert's `count` highest scores in the sequence, [B, W, E]. Of two equal
+    scores, that of the earlier token counts as the higher one."""
     lowest_B1E = x_BWE.topk(count, 1, sorted=False).values.amin(1, keepdim=True)
     above, level = x_BWE > lowest_B1E, x_BWE == lowest_B1E
     room_B1E = count - above.sum(1, keepdim=True)
@@ -42,9 +42,9 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores at half their precision. This keeps rounding errors from deciding how the tokens of a sequence are ranked.
-    The scores of identical tokens differ only in the last digits, which depend on the layout. After the conversion such
-    scores are equal, and the earlier token ranks higher.
+    """The scores, converted to half their precision. This keeps rounding errors from deciding how the tokens of a
+    sequence are ranked. The scores of identical tokens differ only in the last digits, which depend on the layout.
+    After the conversion the scores of identical tokens are equal, so the earlier token is ranked higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

@@ -1,6 +1,6 @@
 """Splits a sequence over several ranks, and gathers router statistics over these ranks.
 
-Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
+Over cp the split is load-balanced (zigzag): the sequence is cut into 2cp chunks, and rank r holds chunks r and 2cp-1-r,
 so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). The two chunks of a cp rank
 are then concatenated and split evenly over tp. A tp slice may contain parts of both chunks, but each half of the slice
 is contiguous; these halves are called *pieces*.
@@ -18,8 +18,8 @@ from engine.parallel.collectives import Axis
 
 
 def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
-    """For each of the cp x tp ranks, the numbers of the pieces that it holds. Ranks are in an order in which tp varies
-    fastest, and pieces are numbered in sequence order."""
+    """For each of the cp x tp ranks, the indices of its pieces. Ranks are in an order in which tp varies fastest, and
+    pieces are numbered in sequence order."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
     chunks = [
@@ -29,7 +29,7 @@ def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
 
 
 def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> Tensor:
-    """The positions in the sequence of the tokens that cp rank `rank` holds, [S], in ascending order."""
+    """The sequence positions [S] of cp rank `rank`'s tokens, in ascending order."""
     held = zigzag_pieces(cp)
     length = seq_len // (cp * len(held[rank]))
     return torch.cat([torch.arange(n * length, (n + 1) * length, device=device) for n in held[rank]])
@@ -38,7 +38,7 @@ def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> T
 class SequenceSlices:
     """Computes router statistics over all ranks that share a sequence, without gradients.
 
-    `axis` contains these cp x tp ranks, in an order in which tp varies fastest, and meters the gathers.
+    `axis` contains these cp x tp ranks, in an order in which tp varies fastest, and counts the bytes of the gathers.
     """
 
     def __init__(self, axis: Axis, cp: int = 1):
@@ -64,9 +64,9 @@ class SequenceSlices:
         return torch.cat(earlier, 1), ends[:, -1]
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
-        """Start counting the tokens of the whole sequence that chose each expert; `chosen_BSE` is 1 where a token chose
-        an expert, else 0. The returned function returns the counts, [B, E]. Its first call waits for the counts of the
-        other ranks; the result is kept, because recomputation needs it again."""
+        """Start counting, over the whole sequence, the tokens that chose each expert; `chosen_BSE` is 1 where a token
+        chose an expert, else 0. The returned function returns the counts, [B, E]. Its first call waits for the counts
+        of the other ranks; the result is kept, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:

@@ -20,6 +20,6 @@ CPU_CORE = Hardware(
 
 
 def cpu_cores(cores: int) -> Hardware:
-    """The hardware of ranks that share `cores` cores. The time to dispatch operations is added to the time of the
-    kernels."""
+    """The hardware description for ranks that share `cores` CPU cores. The time to dispatch operations is added to the
+    time of the kernels."""
     return structs.replace(CPU_CORE, measured=Measurement(ranks=1, cores=cores))

@@ -64,8 +64,8 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The measurements of `engine probe`, and their conditions. All ranks measure at the same time, so with more ranks
-    than `cores` each measured time includes waiting for a core."""
+    """The measurements of `engine probe`, and the conditions under which they were made. All ranks measure at the same
+    time, so with more ranks than `cores` each measured time includes waiting for a core."""
 
     ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe
     # Cores that the ranks of a machine share; None: each rank has its own GPU.

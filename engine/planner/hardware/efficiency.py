@@ -11,6 +11,6 @@ from engine.planner.hardware.description import Efficiency
 
 @lru_cache(maxsize=1)
 def efficiencies() -> dict[str, Efficiency]:
-    """The efficiency of each GPU generation in efficiency.toml, by its name there, such as Hopper."""
+    """The efficiencies in efficiency.toml, by GPU generation, such as Hopper."""
     text = resources.files(__package__).joinpath("efficiency.toml").read_text()
     return msgspec.convert(tomllib.loads(text), dict[str, Efficiency])

@@ -51,8 +51,8 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def multiply_adds(model: Model, layer: int | None) -> float:
-    """Multiply-adds per token in a layer of the built-in model without its routed experts, or, if `layer` is None, in
-    its head."""
+    """Multiply-adds per token of the built-in model: in layer `layer` without its routed experts, or, if `layer` is
+    None, in the head."""
     return model.d_model * model.vocab if layer is None else layer_weight(model, layer, pairs=0)
 
 

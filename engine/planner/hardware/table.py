@@ -82,8 +82,8 @@ def hardware(name: str) -> Hardware:
 
 
 def by_device(device: str) -> Hardware | None:
-    """The known machine with this device, or None. For example, "NVIDIA A100-SXM4-80GB" belongs to A100-80, because the
-    device name contains both the chip and the memory size."""
+    """The known machine with this device, or None. For example, the device "NVIDIA A100-SXM4-80GB" matches the machine
+    A100-80, because the device name contains both the chip and the memory size."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
     return hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
@@ -120,8 +120,8 @@ def load(path: str | Path) -> Hardware:
 
 
 def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add `ranks = None` (any number of ranks) to links without `ranks`. TOML has no null, so a file omits the key
-    instead."""
+    """Add `ranks = None` (any number of ranks) to links without `ranks`. TOML has no null, so a description file
+    expresses "any number" by omitting the key."""
     links = tree.get("links")
     if isinstance(links, list):
         tree["links"] = [{"ranks": None} | link if isinstance(link, dict) else link for link in links]
@@ -129,8 +129,8 @@ def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_hardware(name_or_path: str) -> Hardware:
-    """A known machine, or the description in a file. A name is a path if it ends in .toml, or if it names an existing
-    file and is not the name of a known machine."""
+    """The hardware description of a known machine, or the one in a file. A name is a path if it ends in .toml, or if it
+    names an existing file and is not the name of a known machine."""
     if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
         return load(name_or_path)
     return hardware(name_or_path)

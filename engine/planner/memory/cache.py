@@ -1,4 +1,4 @@
-"""Bytes of the KV cache with which text is generated (docs/train/sampling.md)."""
+"""Bytes of the KV cache used for text generation (docs/train/sampling.md)."""
 
 from engine.config.sections.model import Model
 

@@ -2,10 +2,10 @@
 
 The peak is the maximum over these points, for each count of micro-batches in flight that the schedule reaches:
 
-- the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32;
-- the backward pass of a layer, during which recomputed activations and gradients of activations exist;
-- the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
-- the backward pass of the first layer, if gradients grow while activations are freed.
+- the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32; - the backward pass
+of a layer, during which recomputed activations and gradients of activations exist; - the gradient reduction of a
+layer's larger FSDP unit (`unit_reduction.py`); - the backward pass of the first layer, if gradients take more memory
+than before while activations are freed.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
@@ -68,7 +68,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job, computed once and reused for all pipeline ranks."""
+    """Bytes of each kind of layer in a job, computed once and reused for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -215,10 +215,10 @@ def _moments(
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
     """Bytes of the buffers between stages, and bytes of the logits that are kept for the backward pass.
 
-    The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step, for
-    activations and for gradients. torch also keeps the output of each micro-batch in flight. With recompute, the first
-    layer keeps the receive buffer itself as its saved input, so this input is not counted twice. Megatron-LM frees
-    outputs after sending.
+    The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step: one
+    for activations and one for gradients. torch also keeps the output of each micro-batch in flight. With recompute,
+    the first layer keeps the receive buffer itself as its saved input, so this input is not counted twice. Megatron-LM
+    frees outputs after sending.
     """
     if job.grid.pp == 1:
         return 0.0, 0.0

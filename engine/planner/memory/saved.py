@@ -1,4 +1,4 @@
-"""Lists the tensors of one layer that the engine keeps between the layer's forward and backward passes.
+"""Lists the tensors that the engine keeps, for one layer, between the layer's forward and backward passes.
 
 Each entry is one torch storage. The list does not contain weights. Entries are in the order of the forward pass in
 `engine/model`. Tests compare the list with the storages that a real forward pass saves
@@ -139,9 +139,9 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
-    """The additional storages of attention in a window of W keys. Each block of W queries after the first saves copies
-    of its queries and of two blocks of keys and values. The outputs of the first block and of the later blocks are also
-    saved before they are concatenated."""
+    """The storages that attention saves in addition if it is limited to a window of W keys. Each block of W queries
+    after the first saves copies of its queries and of two blocks of keys and values. The outputs of the first block and
+    of the later blocks are also saved before they are concatenated."""
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
     return [
@@ -238,14 +238,14 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
 
 
 def _orders(job: Job, rows: Rows) -> list[Saved]:
-    """The permutations of rows before and after each hop of the all-to-all. An all-to-all over ep has one hop, or two
-    if `ep_inner` divides ep into groups: first within the groups, then between them."""
+    """For each hop of the all-to-all, the permutation that sorts the received rows, and its inverse. An all-to-all over
+    ep has one hop, or two if `ep_inner` divides ep into groups: first within the groups, then between them."""
     hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
     return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
 
 
 def _routing(job: Job, mlp: Experts) -> list[Saved]:
-    """The storages with a layer's routing decisions, which the recomputed forward pass uses again
+    """The storages that hold a layer's routing decisions, which the recomputed forward pass uses again
     (`engine.model.moe.moe_layer.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [

@@ -1,4 +1,4 @@
-"""Lists the tensors of one layer that Megatron-LM keeps between the layer's forward and backward passes.
+"""Lists the tensors that Megatron-LM keeps, for one layer, between the layer's forward and backward passes.
 
 For a GPT layer with unfused attention and dropout, the sizes add up to s b h (34 + 5 a s / h) bytes (Korthikanti et al.
 2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide these sizes by t. With

@@ -21,8 +21,8 @@ scale for every 16 elements."""
 @dataclass(frozen=True)
 class Sizes:
     """`tokens`: number of tokens in the rank's cp slice, which attention and dense MLPs process. `slice_tokens`: number
-    of tokens in the rank's residual stream; with sequence parallelism, the cp slice is split further over tp. `stream`
-    and `operand`: bytes per element of the residual stream, and of the saved inputs of matmuls."""
+    of tokens in the rank's residual stream; with sequence parallelism, the cp slice is split further over tp. `stream`:
+    bytes per element of the residual stream. `operand`: bytes per element of the saved inputs of matmuls."""
 
     batch: int
     seq_len: int

@@ -30,8 +30,8 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 class State(NamedTuple):
     """Bytes of state on one rank. `gathered`: weights that are gathered during the backward pass. `staying`: weights
     that are still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the
-    next. `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers for the
-    reduction of one FSDP unit in the backward pass."""
+    next. `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers in which one
+    FSDP unit's gradients are reduced in the backward pass."""
 
     parameters: float
     gathered: float
@@ -43,8 +43,8 @@ class State(NamedTuple):
 
 
 def state_of(job: Job, pp: int, held: Held, gloo: bool = False) -> State:
-    """The state of a rank at pipeline coordinate `pp` with `held` parameters. `gloo`: include the buffers of the
-    engine's collectives on CPUs."""
+    """The state of a rank that has pipeline coordinate `pp` and holds the parameters `held`. `gloo`: include the
+    buffers of the engine's collectives on CPUs."""
     return _engine(job, pp, held, gloo) if job.framework == "engine" else _megatron(job, pp, held)
 
 
@@ -130,7 +130,8 @@ def reduces_each_micro_batch(job: Job) -> bool:
 
 
 def largest_unit(job: Job, pp: int) -> int:
-    """Parameters of the largest FSDP unit of the layers: a layer without its experts, or the experts of a layer."""
+    """Number of parameters in the largest FSDP unit of the layers: a layer without its experts, or the experts of a
+    layer."""
     shards, layers = Shards.of(job), {job.model.layers[n] for s in job.stages_of(pp) for n in job.parts[s]}
     held = [layer_held(job.model, layer, shards) for layer in layers]
     return max((max(h.dense, h.experts) for h in held), default=0)

@@ -1,4 +1,4 @@
-"""Memory of a rank while FSDP reduces the gradients of the larger unit of a layer.
+"""Memory of a rank while FSDP reduces the gradients of a layer's larger FSDP unit.
 
 At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward pass.
 
@@ -25,9 +25,9 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Sizes in bytes. `buffers`: the two or three buffers of the reduction. `freed`: gathered weights of the unit that
-    are already freed. `gone`: bytes of the layer's saved tensors that the backward pass has already freed, by kind.
-    `working`: recomputed tensors that still exist, and the gradient of the residual stream."""
+    """Sizes in bytes. `buffers`: the two or three buffers for reducing the gradients. `freed`: gathered weights of the
+    unit that are already freed. `gone`: bytes of the layer's saved tensors that the backward pass has already freed, by
+    kind. `working`: recomputed tensors that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float
@@ -36,7 +36,8 @@ class UnitReduction:
 
 
 def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
-    """The reduction of the larger FSDP unit of a layer; None if gradients are reduced once per step, or not at all."""
+    """The gradient reduction of a layer's larger FSDP unit; None if gradients are reduced once per step, or not at
+    all."""
     if not reduces_each_micro_batch(job):
         return None
     held = layer_held(job.model, layer, Shards.of(job))

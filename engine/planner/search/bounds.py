@@ -2,9 +2,10 @@
 as if one pipeline rank held the whole model.
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
-pipeline to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight.
-Parts that need a full plan (sends, the optimizer, the bubble of a split backward pass, working memory) are left out.
-The full plan of a choice rarely predicts less time or memory than these bounds.
+pipeline to fill. The bound on memory is the mean size of a rank's state (parameters, gradients, optimizer state) plus
+the activations of the first rank's micro-batches in flight. Parts that need a full plan (sends, the optimizer step, the
+bubble of a split backward pass, working memory) are left out. The full plan of a choice rarely predicts less time or
+memory than these bounds.
 """
 
 from dataclasses import replace
@@ -47,7 +48,7 @@ class Bounds:
         self._in_flight = lru_cache(maxsize=None)(self._models_in_flight)
 
     def seconds(self, choice: Choice) -> float:
-        """Approximate lower bound on the seconds of a step."""
+        """Approximate lower bound on the step time in seconds."""
         pp, m = choice.pp, self._micro_batches(choice)
         forward, backward, _ = self._micro_batch(
             choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute

@@ -35,7 +35,7 @@ class Neighbour:
 
 
 def neighbours(layout: Layout, hardware: Hardware, best: Found) -> list[Neighbour]:
-    """One neighbour for each setting of the best choice and each way to change it."""
+    """The effect of each change of a single setting of the best choice."""
     zeros = {best.choice.zero, layout.train.zero or 2, 3} & {*compatible_zero_stages(best.choice.schedule)}
     return [
         _judge(layout, hardware, best, change, choice)

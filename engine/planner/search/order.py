@@ -1,13 +1,14 @@
 """Which of two layouts is faster, and whether the predictions are certain enough to tell.
 
-The uncertainty of the predicted ratio of two step times comes from pairs of published layouts that do the same work:
-for the share `held` of these pairs, the measured ratio differs from the predicted ratio by at most a certain factor.
-The factor is smaller for pairs whose layers are split in the same way, because both layouts then run the same kernels
-and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
+The uncertainty of a predicted ratio of two step times is estimated from pairs of published layouts that do the same
+work: for the share `held` of these pairs, the measured ratio differs from the predicted ratio by at most a certain
+factor. The factor is smaller for pairs whose layers are split in the same way, because both layouts then run the same
+kernels and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
 
-A second rule compares the times by cause and does not use this factor. If two layouts split their layers in the same
-way, and one of them takes at least as long for each cause (computation, recomputation, bubble, ...) and longer in
-total, that layout counts as slower: an error that scales a cause equally in both layouts does not change their order.
+A second rule compares the components of the step time (computation, recomputation, bubble, ...) and does not use this
+factor. If two layouts split their layers in the same way, and in one of them each component takes at least as long and
+the step takes longer, that layout counts as slower: an error that scales a component equally in both layouts does not
+change their order.
 """
 
 import tomllib
@@ -24,7 +25,7 @@ from engine.planner.workload.job import Job
 Factor = Annotated[float, Meta(ge=1)]
 Phases = Mapping[str, float]
 LEAST_RATIO = 1.02  # layouts whose predicted step times differ by less are as fast as each other
-NEGLIGIBLE = 0.002  # time saved in a cause that does not count, relative to the step time
+NEGLIGIBLE = 0.002  # time saved in a component that does not count, relative to the step time
 
 
 class Limits(Struct, frozen=True):
@@ -54,18 +55,19 @@ def _split(job: Job) -> tuple[object, ...]:
 
 
 def reach(first: Job, second: Job) -> float:
-    """The factor (see `Limits`) for the step times of these two layouts."""
+    """The factor of `Limits` that applies to these two layouts."""
     return limits().same_split if same_split(first, second) else limits().other_split
 
 
 def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
-    """Whether two predictions, given as seconds by cause, tell which layout is faster: the step times differ by more
-    than the factor `reach`, or one layout is slower in total and not faster for any cause."""
+    """Whether two predictions, given as seconds by component, tell which layout is faster: the step times differ by
+    more than the factor `reach`, or one layout is slower in total and not faster in any component."""
     return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
 
 
 def slower_in_all(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
-    """Whether one of two layouts with the same split is slower in total and not faster for any cause."""
+    """Whether one of two layouts with the same split is slower in total and not faster in any component of the step
+    time."""
     if _ratio(first_s, second_s) < LEAST_RATIO or not same_split(first, second):
         return False
     saved = [first_s.get(cause, 0.0) - second_s.get(cause, 0.0) for cause in {*first_s, *second_s}]

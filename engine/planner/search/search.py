@@ -65,7 +65,7 @@ class Result:
 
     @property
     def tied(self) -> int:
-        """Number of candidates for the fastest layout."""
+        """The number of results that may be the fastest layout."""
         return sum(self.candidates)
 
 

@@ -2,9 +2,9 @@
 recompute mode and ZeRO stage.
 
 The search leaves out layouts that are unlikely to be the fastest. GPipe is not tried, because 1F1B takes the same time
-and keeps fewer activations. A tp group never spans more ranks than the inner links connect, because otherwise
-every matmul would wait for the network. The search also leaves out context parallelism with fewer than 2,048 tokens per
-rank, and pipelines of more than 64 ranks (32 with a split backward pass).
+and keeps fewer activations. A tp group never spans more ranks than the hardware's innermost links (such as NVLink)
+connect, because otherwise every matmul would wait for the network. The search also leaves out context parallelism with
+fewer than 2,048 tokens per rank, and pipelines of more than 64 ranks (32 with a split backward pass).
 """
 
 from collections.abc import Iterator
@@ -117,8 +117,8 @@ class Choice(NamedTuple):
 
 
 def choices(layout: Layout, ranks: int, domain: int | None) -> Iterator[Choice]:
-    """Every choice for `ranks` ranks on a machine whose inner links connect `domain` ranks. Only divisibility and the
-    rules of the schedules are checked."""
+    """Every choice for `ranks` ranks on hardware whose innermost links connect `domain` ranks. Only divisibility and
+    the rules of the schedules are checked."""
     recompute = recompute_modes(layout)
     for pp, replicate, shard, cp, tp in _grids(layout, ranks, domain):
         local = layout.train.global_batch // (replicate * shard)
@@ -161,7 +161,8 @@ def _grids(layout: Layout, ranks: int, domain: int | None) -> Iterator[tuple[int
 
 
 def _shards(dp: int, inner: int, domain: int | None) -> list[int]:
-    """Sizes of dp_shard: all data-parallel ranks, only those that inner links connect (HSDP), or 1 (replicas only)."""
+    """Sizes of dp_shard: all data-parallel ranks, only those that the innermost links connect (HSDP), or 1 (replicas
+    only)."""
     within = max(1, (domain or 1) // inner)
     return sorted({size for size in (dp, within, 1) if dp % size == 0})
 

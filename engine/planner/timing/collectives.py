@@ -1,7 +1,7 @@
 """Seconds of a collective: alpha-beta-gamma costs of the common algorithms, over one or two levels of links.
 
 An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma seconds.
-Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamma the time to add a byte
+Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamma the time to reduce a byte
 (`engine.planner.timing.costs`).
 
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
@@ -57,11 +57,10 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """For the inner and then the outer level of links, the bytes that a rank sends in a collective and the number of
-    messages that it sends one after another. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte
-    buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends
-    twice these amounts. An all-to-all sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token
-    to any other domain at most once."""
+    """For the inner and the outer level of links, how many bytes and how many consecutive messages a rank sends in a
+    collective. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte buffer inside its domain and n/r
+    (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends twice these amounts. An all-to-all
+    sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token to any other domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:

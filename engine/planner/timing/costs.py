@@ -1,5 +1,5 @@
-"""Costs of collective algorithms: number of messages, bytes sent, bytes added. `engine.collectives` implements most of
-these algorithms.
+"""Costs of collective algorithms: number of messages, bytes sent, bytes reduced. `engine.collectives` implements most
+of these algorithms.
 
 Sources: Thakur, Rabenseifner and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich,
 Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; and for NCCL's double tree, Sanders, Speck and
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """`steps`: number of messages on the critical path. `sent` and `reduced`: bytes sent and bytes added on this path,
-    as multiples of the buffer size. If all ranks do the same work, each rank sends `sent` times the size of the
-    buffer."""
+    """`steps`: number of messages on the critical path. `sent` and `reduced`: bytes sent and bytes reduced (added up)
+    on this path, as multiples of the buffer size. If all ranks do the same work, each rank sends `sent` times the size
+    of the buffer."""
 
     steps: float
     sent: float

@@ -45,7 +45,7 @@ SMALL = 64.0  # bytes of a message that only announces the sizes of the next exc
 
 def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Prediction:
     """Predict the time of a step on CPU cores that ranks share. `engine.planner.timing.predict.predict` calls this for
-    measured CPUs."""
+    CPUs that `engine probe` measured."""
     assert hardware.measured
     return CoresStep(job, hardware, release, hardware.measured).prediction()
 

@@ -15,13 +15,13 @@ def pipeline_time(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Seconds until the last rank is done, without the time of sends.
+    """Seconds until the last rank is done, excluding the time of sends.
 
     Each micro-batch takes the time that the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules,
-    filling and draining the pipeline adds one forward and one backward pass of a stage for every other rank. With
-    balanced stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Two
-    cases are simulated instead (see `simulated`): schedules that split the backward pass, and interleaved schedules
-    with fewer micro-batches than ranks, in which a rank also waits between two of its stages.
+    filling and draining the pipeline adds one forward and one backward pass of a stage for each rank except the
+    slowest. With balanced stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473,
+    section 2.2). Two cases are simulated instead (see `simulated`): schedules that split the backward pass, and
+    interleaved schedules with fewer micro-batches than ranks, in which a rank also waits between two of its stages.
     """
     busy = rank_times(name, ranks, virtual_stages, forward, backward)
     if ranks == 1:

@@ -31,5 +31,5 @@ def releases() -> dict[str, Release]:
 
 
 def release(name: str | None) -> Release:
-    """The values of a framework release. None stands for the engine itself, whose factor is 1."""
+    """The known framework release `name`; None stands for the engine itself, whose factor is 1."""
     return Release() if name is None else releases()[name]

@@ -52,10 +52,10 @@ PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted step. `step_s`: low, likely and high seconds. `phases`: seconds by cause, which add up to
-    `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed collectives and
-    recomputation. `bubble`: idle share of the pipeline's window, averaged over ranks. The entry `bubble` of `phases` is
-    the idle time of the slowest rank."""
+    """A predicted step. `step_s`: low, likely and high estimate of the step time, in seconds. `phases`: seconds by
+    cause, which add up to `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed
+    collectives and recomputation. `bubble`: idle share of the pipeline's window, averaged over ranks. The entry
+    `bubble` of `phases` is the idle time of the slowest rank."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -211,7 +211,7 @@ class Step:
         passes of a micro-batch take `forward` and `backward` seconds.
 
         At ZeRO 0, gradients are summed by an all-reduce, which costs as much as a reduce-scatter and an all-gather. At
-        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3, gradients are
+        ZeRO 1 to 3, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3, gradients are
         reduced in each micro-batch, unless they are kept unsharded until the end of the step.
 
         Weights are gathered while the forward pass runs. At ZeRO 3, weights are gathered for each use, in the forward

@@ -6,7 +6,7 @@ appendix B). Matmuls, the router and attention are counted; norms, biases and th
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
 figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
-With `causal=False`, the functions count all keys too.
+With `causal=False`, the functions also count all keys.
 """
 
 from engine.config import sizes
@@ -106,7 +106,7 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 
 
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
-    """FLOPs per token of the operations of a layer that the backward pass recomputes.
+    """FLOPs per token of those operations in a layer that the backward pass recomputes.
 
     Mode "full" recomputes the whole layer. Mode "selective" recomputes scores, softmax and the weighted sum of values
     in Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its

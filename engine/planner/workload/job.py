@@ -33,22 +33,23 @@ class Job:
     None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
     `master`: fp32 master weights are kept in addition to the weights that the matmuls use. `framework`: the framework
     whose sharding and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention),
-    weight gradients are accumulated inside their matmul, and the loss has fused kernels; otherwise, as in Megatron-LM
-    before 2023, all of these pass through device memory. `gradients`: precision of the summed gradients on a rank in
-    mixed-precision training. `recomputed`: cheap parts of a layer that the backward pass recomputes (`recomputed.py`).
-    `aux_loss` and `z_loss`: whether the router has these losses.
+    weight gradients are accumulated inside their matmul, and the loss has fused kernels; otherwise separate kernels
+    pass these values through device memory, as in Megatron-LM before 2023. `gradients`: precision of the summed
+    gradients on a rank in mixed-precision training. `recomputed`: cheap parts of a layer that the backward pass
+    recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to another node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
     (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the matmuls of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores`: routers gather all scores of a sequence. `router_counts`: how many times a router gathers its
-    counts of (token, expert) pairs in each forward pass. `bias_balance`: the router balances the experts' loads with
-    biases (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's replicas
-    compress gradients (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes
-    of a token that is read from token shards while training; 0: the text is in memory. `documents`: attention stays
-    within documents, and with "reset", positions restart at each document. `saves`: the run saves checkpoints.
+    `router_scores`: whether routers gather all scores of a sequence. `router_counts`: how many times a router gathers
+    its counts of (token, expert) pairs in each forward pass. `bias_balance`: the router balances the experts' loads
+    with biases (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's
+    replicas compress gradients (docs/train/compression.md). `averaged`: an average of the weights is kept.
+    `token_bytes`: bytes per token in the token shards that training reads; 0: the text is in memory. `documents`:
+    attention stays within documents, and with "reset", positions restart at each document. `saves`: whether the run
+    saves checkpoints.
     """
 
     model: Transformer
@@ -99,7 +100,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, over all ranks."""
+        """Tokens per step, over all ranks."""
         return self.global_batch * self.seq_len
 
     @property
@@ -120,7 +121,8 @@ class Job:
         have equal loads.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
-        choice, the engine drops pairs but adds no padding, so a capacity factor above 1 does not change this number.
+        choice, the engine drops pairs but adds no padding, so a capacity factor above 1 does not change the number of
+        pairs.
         """
         factor = self.capacity_factor or 1.0
         return factor if self._fills_capacity else min(1.0, factor)
@@ -209,7 +211,7 @@ def _documents(layout: Layout) -> Literal["", "separate", "reset"]:
 
 
 def _token_bytes(layout: Layout) -> int:
-    """Bytes per token in token shards that have the model's vocabulary (engine.data.shards.DTYPES)."""
+    """Bytes per token in token shards, for the size of the model's vocabulary (engine.data.shards.DTYPES)."""
     if layout.data.source != "shards":
         return 0
     return next(size for size in (1, 2, 4) if layout.model.vocab <= 2 ** (8 * size))

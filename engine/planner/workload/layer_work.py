@@ -1,8 +1,8 @@
 """The operations of each kind of layer on one rank and for one micro-batch.
 
-The bytes of pointwise work are the bf16 sizes of the tensors that each kernel reads or writes. Kernels are assumed to
-be fused as in Megatron-LM and torch.compile: one kernel each for norm, rotary positions, bias with activation, dropout
-with residual, and permutation of rows.
+The bytes of a pointwise operation are the sizes, in bf16, of all tensors that its kernel reads or writes. Kernels are
+assumed to be fused as in Megatron-LM and torch.compile: one kernel each for norm, rotary positions, bias with
+activation, dropout with residual, and permutation of rows.
 """
 
 from functools import lru_cache
@@ -128,8 +128,9 @@ class Operations:
 
 
 def _of_experts(op: Operation) -> bool:
-    """Whether this is an all-to-all of experts. Recomputation repeats the all-to-all that returns the experts' outputs,
-    because the backward pass needs these outputs for the gradients of the routing weights."""
+    """Whether `op` is an all-to-all of the experts' inputs or outputs. Recomputation repeats the all-to-all that
+    returns the experts' outputs, because the backward pass needs these outputs for the gradients of the routing
+    weights."""
     return isinstance(op, Collective) and op.axis == "ep"
 
 
@@ -203,10 +204,10 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Add the attention scores, the softmax and the weighted sum of values, with the exchange over cp. `apart`: these
-    operations run in separate kernels. This is assumed for attention windows with sinks, because Megatron-Bridge uses
-    separate kernels for sinks if Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss
-    on H100 and B300 only with this assumption."""
+    """Add the attention scores, the softmax, the weighted sum of values, and the collectives over cp. `apart`: these
+    operations run in separate kernels. Separate kernels are assumed for attention windows with sinks, because
+    Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older than 2.8. Predictions match the
+    published times of gpt-oss on H100 and B300 only with this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]

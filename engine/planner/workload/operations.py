@@ -51,7 +51,7 @@ class AttentionCore:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the matmuls of attention: two in the forward pass, and five in the backward pass, one of which
+        """FLOPs of attention's matmuls: two matmuls in the forward pass, and five in the backward pass, one of which
         recomputes the scores (Dao 2023, arXiv 2307.08691, section 3.1)."""
         pairs = 2 * self.heads * self.queries * self.keys
         if self.backward:

@@ -20,8 +20,8 @@ class Parts(Counter[Part]):
 
 
 class Held(NamedTuple):
-    """Parameter counts of one rank: all gathered parameters, and the rank's data-parallel shard of them. The counted
-    shard is that of shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over
+    """Parameter counts of one rank: all gathered parameters, and the rank's data-parallel shard of them. The shard of
+    shard rank 0 is counted, because it has the most rows. Experts are sharded over efsdp, all other parameters over
     fsdp."""
 
     dense: int = 0
@@ -72,28 +72,29 @@ class Shards:
 
 
 def layer_parameters(model: Transformer, layer: Layer) -> Parts:
-    """Parameters of a layer, by part."""
+    """Parameter counts of a layer, by part."""
     return _by_part(Counter(layer_weights(model, layer)))
 
 
 def total(model: Transformer, mtp: bool = False) -> int:
-    """Parameters of the model; `mtp`: include the layers of multi-token prediction, which model cards do not count."""
+    """Number of parameters of the model; `mtp`: include the layers of multi-token prediction, which model cards do not
+    count."""
     return sum(weight.size * times for weight, times in _weights(model, mtp).items())
 
 
 def active(model: Transformer, mtp: bool = False) -> int:
-    """Parameters that one token uses: those of top_k routed experts, and all other parameters, including the
+    """Number of parameters that one token uses: those of top_k routed experts, and all other parameters, including the
     embedding."""
     return sum(weight.active * times for weight, times in _weights(model, mtp).items())
 
 
 def by_part(model: Transformer, mtp: bool = False) -> Parts:
-    """Parameters of the model, by part."""
+    """Parameter counts of the model, by part."""
     return _by_part(_weights(model, mtp))
 
 
 def rank_parameters(job: Job, pp: int) -> Held:
-    """Parameters of a rank at pipeline coordinate `pp`."""
+    """Parameter counts of a rank at pipeline coordinate `pp`."""
     held = Held()
     for stage in job.stages_of(pp):
         held = held.plus(stage_parameters(job, stage))
@@ -102,7 +103,7 @@ def rank_parameters(job: Job, pp: int) -> Held:
 
 
 def stage_parameters(job: Job, stage: int) -> Held:
-    """Parameters of a stage's layers on one rank, without embedding and head."""
+    """Parameter counts of a stage's layers on one rank, without embedding and head."""
     held, model = Held(), job.model
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
         held = held.plus(layer_held(model, layer, Shards.of(job)), times)
@@ -110,9 +111,9 @@ def stage_parameters(job: Job, stage: int) -> Held:
 
 
 def ends_held(job: Job, first: bool, last: bool) -> Held:
-    """Parameters of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
-    embedding's rank has a copy of the embedding's weight. Multi-token prediction, which runs on the head's rank, also
-    needs this copy."""
+    """Parameter counts of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
+    embedding's rank has a copy of the embedding's weight. Multi-token prediction, which runs on the head's rank, needs
+    such a copy even if the head is not tied."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:
         weights += ends.embedding
@@ -124,7 +125,7 @@ def ends_held(job: Job, first: bool, last: bool) -> Held:
 
 
 def layer_held(model: Transformer, layer: Layer, shards: Shards) -> Held:
-    """Parameters of a layer on one rank."""
+    """Parameter counts of a layer on one rank."""
     return _held(layer_weights(model, layer), shards)
 
 

@@ -2,7 +2,7 @@
 
 "norm" recomputes the outputs of norms; "latent" recomputes queries, keys and values from the latents of MLA, with the
 up-projections; "activation" recomputes the output of SwiGLU or GELU. DeepSeek-V3 (arXiv 2412.19437, sections 3.2.3 and
-3.3.3) and Megatron-Core (--recompute-modules) can recompute all three.
+3.3.3) and Megatron-Core (--recompute-modules) can recompute all three parts.
 """
 
 from engine.planner.workload.job import Job
@@ -13,7 +13,7 @@ BF16 = 2  # bytes
 
 
 def recomputed_work(job: Job, layer: Layer) -> tuple[Operation, ...]:
-    """The recomputed operations of one layer and micro-batch, for the parts that `job.recomputed` names."""
+    """The recomputed operations of one layer and micro-batch, for the parts listed in `job.recomputed`."""
     operations: list[Operation] = []
     tokens, D = job.micro_batch * job.seq_len / job.grid.cp, job.model.d_model
     if "norm" in job.recomputed:

@@ -1,7 +1,8 @@
 """The weights of each kind of layer: names, shapes, and how tensor and expert parallelism split them.
 
 Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine split most weights in the same
-way, so this list serves both. Where the two frameworks differ, the code that uses the list checks `Job.framework`.
+way, so this list serves both. Where Megatron-LM and the engine differ, the code that uses the list checks
+`Job.framework`.
 """
 
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ def end_weights(model: Transformer) -> Ends:
     """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
 
     Each module of multi-token prediction projects the normalised hidden state and the embedding of the next token with
-    a matrix [D, 2 D], then applies a layer and a norm. The modules use the model's embedding and head (DeepSeek-V3,
-    arXiv 2412.19437, section 2.2).
+    a matrix [D, 2 D], then applies a transformer layer and a norm. The modules use the model's embedding and head
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2).
     """
     D, V, scale = model.d_model, model.vocab, model.norm_parameters
     embedding = [Weight("embedding", "embedding", (V, D), "rows")]

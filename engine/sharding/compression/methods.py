@@ -31,8 +31,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     precision, and an all-gather distributes the encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
-    When the owner of a chunk encodes the sum, the sum is rounded once more. This rounding error is part of the owner's
-    `sent`.
+    When the owner of a chunk encodes the sum, the sum is rounded once more. The owner's `sent` includes this rounding
+    error.
     """
     P, n = axis.size, x.numel()
     c = chunk(method, n, P)
@@ -68,7 +68,8 @@ def _from_half(dtype: torch.dtype) -> Callable[[Tensor, int, torch.dtype], Tenso
 
 
 def _to_int8(x_Pc: Tensor) -> Tensor:
-    """Encode as blocks of `INT8_BLOCK` integers from -127 to 127, followed by the scales of the blocks in fp32.
+    """Encode each row as blocks of `INT8_BLOCK` integers from -127 to 127, followed by the scales of the blocks in
+    fp32.
 
     If a block contains infinity or NaN, its scale is NaN, so the block's sum is NaN on all replicas.
     """

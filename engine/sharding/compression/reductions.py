@@ -90,13 +90,13 @@ class Compression:
         self._new_residuals, self._new_factors = {}, {}
 
     def start(self, number: int, segments: Sequence[Segment], flat: Tensor) -> Running:
-        """Start summing `flat`, the gradient of the FSDP unit with index `number`, over the replicas in place."""
+        """Start the in-place sum of `flat`, the gradient of the FSDP unit with index `number`, over the replicas."""
         readings = self._replicas.meter.readings
         readings.replica_bytes_plain += 2 * flat.nbytes * (self._replicas.size - 1) // self._replicas.size
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """With a single replica, gradients are not compressed, so add residuals that an earlier layout left to the
+        """With a single replica, gradients are not compressed, so the residuals of an earlier layout are added to the
         gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:

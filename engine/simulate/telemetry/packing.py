@@ -25,7 +25,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The placeholder value for the column `name`, which holds non-negative integers."""
+        """The placeholder value for `name`, a column of non-negative integers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:
@@ -33,7 +33,7 @@ class Marks:
 
 
 class Template:
-    """The packed form of the message that `make` returns; `pack` replaces its marks with values."""
+    """The packed form of the message that `make` returns; `pack` replaces the message's placeholder values."""
 
     def __init__(self, make: Callable[[Marks], Message]):
         marks = Marks()

@@ -51,7 +51,7 @@ def _pulse_of(step: int, doing: str, marks: Marks) -> Pulse:
 
 
 class Records:
-    """Makes the messages of all ranks of a simulator."""
+    """Makes the messages of all simulated ranks."""
 
     def __init__(self, simulator: Simulator, speed: float | None, started: Facts | None = None):
         self._simulator, self._speed, self._started = simulator, speed, started or {}
@@ -199,7 +199,7 @@ class Records:
     # ---------------------------------------------------------------------------------------- every second
 
     def pulses(self, step: int, operations: Iterable[Operation]) -> Iterator[NDArray[np.uint8]]:
-        """The packed pulses of all ranks that take part in an operation: one array per operation."""
+        """The packed pulses of the ranks in each of `operations`, one array per operation."""
         for operation in operations:
             if len(operation.ranks):
                 template = Template(partial(_pulse_of, step, operation.doing))

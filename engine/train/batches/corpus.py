@@ -56,14 +56,15 @@ class RandomWindows:
 
 
 def read_text(layout: Layout, section: str = "data") -> Text:
-    """The text of a layout: token shards, or a corpus. `section` names the text in errors. Raises RefusedError."""
+    """The text of a layout: token shards, or a corpus. `section`: the layout section that error messages refer to.
+    Raises RefusedError."""
     if layout.data.source == "shards":
         return read_shards(layout)
     return read_corpus(layout, section)
 
 
 def validation_text(layout: Layout) -> Text | None:
-    """The text that the layout's section [validation] names; None if the run measures no validation loss. Raises
+    """The text selected by the layout's section [validation]; None if the run measures no validation loss. Raises
     RefusedError."""
     wanted = layout.validation
     if not wanted.every:
@@ -73,7 +74,7 @@ def validation_text(layout: Layout) -> Text | None:
 
 
 def read_corpus(layout: Layout, section: str = "data") -> Corpus:
-    """All bytes of the files that `data.source` names, sorted by name, with a zero byte between two files.
+    """The content of the files that `data.source` selects, in order of their names, with a zero byte between two files.
 
     Raises LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if
     its digest is not `data.digest`.

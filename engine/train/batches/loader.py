@@ -51,7 +51,7 @@ class Loader:
         return self._ahead.take()
 
     def close(self) -> None:
-        """End the thread and wait until it has ended. A later `get` starts a new one."""
+        """End the thread and wait until it has ended. A later `get` starts a new thread."""
         if self._ahead:
             self._ahead.end()
             self._ahead = None

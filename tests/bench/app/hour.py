@@ -1,5 +1,5 @@
-"""Measures whether the app's memory stops growing while it receives as many steps as a run with ten steps per second
-trains in an hour, and shows all screens in turn.
+"""Measures whether the app's memory stops growing. The app receives 36,000 steps (an hour of training at ten steps per
+second), and shows all screens in turn.
 
     python -m tests.bench hour [--quick] [ranks=64]
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench screens [--quick] [ranks=1024]
 
-For each number of ranks, the benchmark measures the app's CPU time on each screen in percent of one core, the bytes
-that it writes, the time until it paints its first state, and the time from a key press to its effect. It then repeats
-this with `--low-bandwidth`.
+For each number of ranks, the benchmark measures the time until the app paints its first state, the app's CPU time (in
+percent of one core) and output bytes on each screen, and the time from a key press to its effect. With
+`--low-bandwidth`, it measures only the CPU time and the output bytes on the start screen.
 """
 
 import contextlib
@@ -208,13 +208,14 @@ def _help_s(terminal: Terminal) -> float:
 
 
 def _cursor_s(terminal: Terminal, right: bool) -> float:
-    """Seconds from a cursor key until the inspector's title names another rank. In a large grid, one cell stands for
-    many ranks."""
+    """Seconds from the press of a cursor key until the inspector's title shows another rank. In a large grid, one cell
+    stands for many ranks."""
     return _key_s(terminal, b"l" if right else b"h", rb"Rank \d")
 
 
 def _key_s(terminal: Terminal, key: bytes, effect: bytes) -> float:
-    """Seconds from a key press until the app has written `effect`, a regular expression; 5 if it never does."""
+    """Seconds from a key press until the app's output matches the regular expression `effect`; 5 if it does not match
+    within 5 s."""
     terminal.read(0.05)
     began = time.monotonic()
     terminal.press(key)

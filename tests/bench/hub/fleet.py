@@ -83,7 +83,7 @@ class Batch:
 
 
 class Sender:
-    """The connection to the hub of one rank, or of one relay that serves the ranks of its node."""
+    """A connection to the hub, either from one rank or from one relay that serves the ranks of its node."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)

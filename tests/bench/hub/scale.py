@@ -3,7 +3,7 @@ its arrival at a subscriber.
 
 python -m tests.bench scale [--quick] [--relays | --memory]
 
-`--relays` runs only the loads with relays; `--memory` runs only two loads, for ten minutes each.
+`--relays` runs only the measurements with relays; `--memory` runs only two measurements, for ten minutes each.
 """
 
 import contextlib

@@ -3,15 +3,15 @@ setting.
 
     python -m tests.bench autopilot [NAME ...]     names of jobs below; without names, all jobs run
 
-Each job starts with bad settings. In one run, the benchmark measures steps with these settings, runs the command
+Each job starts with bad settings. In one run, the benchmark measures steps with the bad settings, runs the command
 `cockpit autopilot`, and then measures each combination of the values within the bounds as a fixed setting. Combinations
 that the run refuses, or that would fill more than 95 % of a device's memory, are left out. Finally the benchmark
 alternates between three settings and measures each: the initial one, the one that the autopilot found, and the fastest
-fixed one. The cost of the trials is the additional time of the steps with values that the autopilot did not keep. If an
-alert stops the command, the benchmark starts it again, as an operator who has read the alert would do.
+fixed one. The cost of the trials is the extra time of all steps that ran with values that the autopilot did not keep.
+If an alert stops `cockpit autopilot`, the benchmark starts it again, as an operator who has read the alert would do.
 
 The times of simulated jobs come from the planner that also predicts them, so these jobs test the autopilot's choices
-and not the predictions. The two jobs that are not simulated test both the choices and the predictions.
+and not the predictions. The other two jobs train for real, so they test both the choices and the predictions.
 """
 
 import contextlib
@@ -204,8 +204,8 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Additional time in ms of the steps with knob values that were later reverted, relative to the mean step time
-        before each change."""
+        """Time lost, in ms, to knob values that were later reverted: how much longer the steps with these values took
+        than at the mean step time before each change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))
@@ -260,7 +260,7 @@ def fly_once(job: Job, folder: Path, watcher: Watcher) -> tuple[list[dict[str, A
 
 
 def within(job: Job, watcher: Watcher) -> dict[str, list[Value]]:
-    """For each knob with bounds: the values that are within them and currently legal."""
+    """For each knob with bounds: the currently legal values within the bounds."""
     bounds = parse_bounds(job.within.split())
     knobs = value_knobs(watcher.client.state.board)
     return {knob.name: bounds.legal(knob) for knob in knobs if knob.name in bounds.names}

@@ -1,10 +1,10 @@
 """Calibrates and checks the interval for the ratio of two predicted step times (`engine.planner.search.order`).
 
-A pair is two published rows of the same work: same source, release, model, GPUs, batch, sequence length and precision.
-The error of a pair is the difference between the log errors of its two rows. The limits of the interval are quantiles
-of the errors of pairs whose source was left out of the fit. The planner decides which layout of a pair is faster if the
-predicted ratio exceeds its limit, or if both layouts split their layers in the same way and one of them takes longer in
-total and is not faster in any phase (computation, bubble, ...).
+A pair is two published rows with the same workload: same source, release, model, GPUs, batch, sequence length and
+precision. The error of a pair is the difference between the log errors of its two rows. The limits of the interval are
+quantiles of the errors of pairs whose source was left out of the fit. The planner decides which layout of a pair is
+faster if the predicted ratio exceeds the limit, or if both layouts split their layers in the same way and one of them
+takes longer in total and is not faster in any phase (computation, bubble, ...).
 """
 
 from collections import defaultdict
@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
 class Calls(NamedTuple):
     """Counts of the pairs whose measured times differ by more than `APART`: those for which the planner decides which
-    is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs whose
+    layout is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs whose
     measured ratio is within the limits."""
 
     called: int
@@ -67,7 +67,7 @@ class Calls(NamedTuple):
 
 
 def ratios(predicted: Iterable[Predicted]) -> list[Pair]:
-    """The pairs of all rows that are layouts of the same work (`Row.layouts`)."""
+    """All pairs of rows with the same workload (`Row.layouts`)."""
     same: defaultdict[object, list[Predicted]] = defaultdict(list)
     for one in predicted:
         same[one.row.layouts].append(one)
@@ -83,9 +83,9 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """Limits on the log errors such that the share `held` of the pairs is within them: one limit for pairs that split
-    their layers in the same way (key True), and one for other pairs. A limit is infinite if there are no pairs of its
-    kind."""
+    """Limits on the log errors of pairs, calibrated so that the share `held` of the errors is within the limit: one
+    limit for pairs that split their layers in the same way (key True), and one for other pairs. A limit is infinite if
+    there are no pairs of its kind."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -101,7 +101,8 @@ def calls(pairs: Sequence[Pair], within: Mapping[bool, float]) -> Calls:
 
 
 def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
-    """What the planner decides about the pairs of each source, with limits from the pairs of all other sources."""
+    """For each source, what the planner decides about its pairs, with limits calibrated on the pairs of all other
+    sources."""
     return {
         source: calls(
             [pair for pair in pairs if pair.source == source],
@@ -112,9 +113,9 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
-    """Lines that report for how many pairs the planner decides which is faster, with the stored fit and limits. If
-    there are pairs whose source was left out of the fit, further lines report the same for each level in LEVELS and for
-    each source, with limits calibrated on the other sources."""
+    """Lines that report for how many pairs the planner decides which layout is faster, using the stored fit and limits.
+    If there are pairs whose source was left out of the fit, further lines report these counts for each level in LEVELS
+    and for each source, with limits calibrated on the other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

@@ -2,10 +2,10 @@
 
 For each source of published rows, the benchmark reports the prediction error with the fitted efficiencies, and the
 error with a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and
-for how many pairs of layouts of the same work the planner predicts correctly which one is faster. Finally it reports
-for how many pairs the planner is certain enough to decide which one is faster (`tests.bench.planner.order`). With
-`--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the line numbers of the rows in their
-file. It always lists the rows for which the planner has no prediction.
+for how many pairs of layouts of the same workload the planner correctly predicts which layout is faster. Finally it
+reports for how many pairs the planner is certain enough to decide which layout is faster (`tests.bench.planner.order`).
+With `--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the line numbers of the rows in
+their file. The benchmark always lists the rows for which the planner has no prediction.
 """
 
 import sys
@@ -56,7 +56,8 @@ def results(published: Iterable[Row]) -> list[Result]:
 
 
 def pairs(found: Sequence[Result]) -> list[tuple[Result, Result]]:
-    """Pairs of layouts of the same work whose measured times differ by more than `APART`, the faster layout first."""
+    """Pairs of layouts of the same workload whose measured times differ by more than `APART`, the faster layout
+    first."""
     same: defaultdict[object, list[Result]] = defaultdict(list)
     for result in found:
         same[result.row.layouts].append(result)
@@ -129,7 +130,7 @@ def lines(published: Sequence[Row]) -> dict[int, int]:
 
 
 def wrong_pairs(published: Sequence[Row]) -> list[str]:
-    """A sentence for each pair whose slower layout is predicted to be as fast or faster."""
+    """A sentence for each pair whose slower layout is predicted to be at least as fast as the other layout."""
     at = lines(published)
 
     def text(one: Result) -> str:

@@ -126,8 +126,8 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """A line that reports for how many pairs of layouts the planner predicts correctly which one is faster. Only pairs
-    whose measured times differ by more than `APART` count."""
+    """A line that reports for how many pairs of layouts the planner correctly predicts which layout is faster. Pairs
+    whose measured times differ by no more than `APART` are left out."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)

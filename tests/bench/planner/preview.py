@@ -1,13 +1,13 @@
-"""Measures how well previews predict random knob changes on a live run.
+"""Measures how well previews predict the effect of random knob changes on a live run.
 
 python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ...]
 
 The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
-one. It previews each change, applies the change and measures the steps after it. If the measured effect exceeds the
-noise, it reports whether the predicted step time changed in the right direction. It also reports whether each predicted
-interval contains the measured value. A preview whose interval contains the current step time predicts no direction;
-such previews are counted separately. The benchmark also prints how wide the intervals are, because a wide one contains
-almost any value.
+one. For each change, the benchmark requests a preview, applies the change and measures the steps after it. If the
+measured effect exceeds the noise, the benchmark reports whether the predicted step time changed in the right direction.
+It also reports whether each predicted interval contains the measured value. A preview whose interval contains the
+current step time predicts no direction; such previews are counted separately. The benchmark also prints how wide the
+intervals are, because a wide one contains almost any value.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def option(name: str, default: str) -> str:
 
 @contextlib.contextmanager
 def live_run() -> Iterator[Client]:
-    """Yield a client of the run that `--run` names, or of a new run, which is stopped on exit."""
+    """Yield a client of the run given by `--run`, or of a new run, which is stopped on exit."""
     if folder := option("run", ""):
         yield from connected(Path(folder))
         return

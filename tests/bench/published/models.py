@@ -214,7 +214,7 @@ def find(name: str) -> Transformer | None:
 
 
 def model(name: str) -> Transformer:
-    """The model with this name. The name must be known."""
+    """The model with this name; fails if the name is not known."""
     found = find(name)
     assert found is not None, name
     return found

@@ -15,9 +15,10 @@ PARTS = ("mixer", "router", "experts")
 
 
 def recipe(model: str, gpu: str, release: str, precision: str) -> dict[str, Any]:
-    """Settings of a row in the performance recipes of Megatron-Bridge: CUDA graphs, overlapped and deduplicated
-    dispatch, grouped kernels. The recipes are in scripts/performance/configs at the tag of each container (25.09 v0.1,
-    25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5)."""
+    """Job settings from the performance recipes of Megatron-Bridge: which parts run in CUDA graphs, and whether the
+    recipe uses overlapped dispatch, deduplicated dispatch and grouped kernels. The recipes are in
+    scripts/performance/configs at the tag of each container (25.09 v0.1, 25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06
+    v0.5)."""
     year = float(release[:5])
     name = model.split(" (")[0]
     if "tokendrop" in model and gpu != "H100" and "DeepSeek" not in model:

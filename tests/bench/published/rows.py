@@ -1,4 +1,4 @@
-"""Converts the published rows into jobs of the planner; each source has one reader."""
+"""Converts the published rows into jobs of the planner, with one function for each source."""
 
 import csv
 import re
@@ -22,8 +22,8 @@ PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 @dataclass(frozen=True)
 class Row:
     """One measured layout. If `job` is None, the planner cannot predict the row, and `note` gives the reason. Rows with
-    equal `layouts` are layouts of the same work: same source, release, model, GPUs, batch, sequence length and
-    precision."""
+    equal `layouts` are different layouts of the same workload: same source, release, model, GPUs, batch, sequence
+    length and precision."""
 
     source: str
     model: str
@@ -77,9 +77,9 @@ def whole(text: str | None, default: int = 1) -> int:
 
 
 def split(layers: int, stages: int) -> tuple[int, ...]:
-    """Number of layers of each stage. If the layers cannot be divided evenly, embedding and loss count as one layer
-    each, as in NeMo's `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`, and the first
-    stages take the remainder.
+    """Number of layers of each stage. If the layers cannot be divided evenly, the embedding and the loss are counted as
+    one layer each, as in NeMo's `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`, and
+    the first stages take the remainder.
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
@@ -118,8 +118,9 @@ def megatron(
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Runs on several nodes use full recompute, runs on one node
-    none. The eight GPUs of a node share 800 Gb/s to other nodes (config/validation, inter_node_bandwidth)."""
+    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Runs on several nodes use full recompute; runs on one node
+    use no recompute. The eight GPUs of a node share 800 Gb/s to other nodes (config/validation,
+    inter_node_bandwidth)."""
     multi = name == "vtrain_multi"
     for row in read(name):
         sizes = [int(row[key]) for key in ("# layers", "hidden size", "attention heads", "sequence length")]
@@ -158,7 +159,7 @@ MEGATRON_2021 = {"sequence_parallel": False, "fused_attention": False, "recomput
 
 
 def sc21(name: str) -> Iterator[Row]:
-    """The step time follows from the published TFLOP/s and equation 3 of the paper, which counts the FLOPs of
+    """The step time is computed from the published TFLOP/s and equation 3 of the paper, which counts the FLOPs of
     recomputation and attention without a causal mask."""
     for line in SC21.split("\n")[1:-1]:
         layers, width, heads, tp, pp, gpus, batch, rate = map(int, line.split())
@@ -180,7 +181,7 @@ def korthikanti(name: str) -> Iterator[Row]:
 
 
 def llm_foundry(name: str) -> Iterator[Row]:
-    """FSDP runs of LLM Foundry. The step time follows from tokens per second. Gradients are reduced in bf16 in mode
+    """FSDP runs of LLM Foundry. The step time is computed from tokens per second. Gradients are reduced in bf16 in mode
     PURE, else in fp32."""
     for row in read(name):
         seq, gpus, batch = int(row["SeqLen (T)"]), int(row["# GPUs"]), int(row["GlobalBatchSize"])
@@ -242,8 +243,8 @@ def _capacity(model: str) -> dict[str, Any]:
 
 
 def bridge(name: str) -> Iterator[Row]:
-    """Runs of Megatron-Bridge. If a cell has two values, the reader takes the first, which is for FP8 with per-tensor
-    scales; the second is for MXFP8. Rows of release 25.09 do not state the precision; FP8 is assumed."""
+    """Runs of Megatron-Bridge. If a cell has two values, the first is used, which is for FP8 with per-tensor scales;
+    the second is for MXFP8. Rows of release 25.09 do not state the precision; FP8 is assumed."""
     for row in read(name):
         model, gpus, seq = row["model"], int(row["gpus"]), int(row["seq"])
         seconds = int(row["gbs"]) * seq / gpus / whole(row["tok_s_gpu"])
@@ -297,9 +298,9 @@ def mcore_moe(name: str) -> Iterator[Row]:
 
 
 def mpf(name: str) -> Iterator[Row]:
-    """Runs with a batch of 256 sequences of 4096 tokens and micro-batches of one sequence. Their MFU counts attention
-    without a causal mask, as Megatron-LM did in 2025. Runs with an `fsdp` method shard weights. Tensor parallelism
-    splits experts like dense layers, except with the method `folding`."""
+    """Runs with a batch of 256 sequences of 4096 tokens and micro-batches of one sequence. The published MFU counts
+    attention without a causal mask, as Megatron-LM did in 2025. Runs with an `fsdp` method shard weights. Tensor
+    parallelism splits experts like dense layers, except with the method `folding`."""
     for row in read(name):
         method, gpus, tp, pp = row["method"], int(row["gpus"]), int(row["tp"]), whole(row["pp"])
         model, ep = models.model(row["model"]), whole(row["ep"])

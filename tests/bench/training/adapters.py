@@ -2,9 +2,10 @@
 alternate in the same processes.
 
 Each run with an adapter has its own hub; the first steps of a run are not counted. A pair is two runs, one with and one
-without the adapter, in alternating order; a round is one pair for each library. Rounds are repeated until
-`BUDGET_S` is spent. The benchmark compares the mean step time, and the CPU time of rank 0's process including its
-agent's thread, as the median over pairs with a bootstrap interval. Libraries that are not installed are left out.
+without the adapter, in alternating order; a round is one pair for each library. Rounds are repeated until `BUDGET_S` is
+spent. For the step time, and for the CPU time of rank 0's process (which includes the agent's thread), the benchmark
+reports the ratio with / without the adapter: the median over pairs, with a bootstrap interval. Libraries that are not
+installed are left out.
 """
 
 import functools
@@ -299,7 +300,7 @@ def work(folder: Path, kinds: list[str], began_s: float) -> None:
     """Run this process as one rank of every training run. Rank 0 writes the measurements, one line per pair of runs,
     with and without the adapter.
 
-    `began_s`: the time at which the benchmark started, as `time.time()` gave it.
+    `began_s`: the Unix time at which the benchmark started.
     """
     import torch
     import torch.distributed as dist

@@ -1,5 +1,5 @@
-"""Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, gradient
-clipping, AdamW.
+"""Compares the engine's training step with that of Hugging Face's Mixtral of equal size, both in one process: forward,
+backward, gradient clipping, AdamW.
 
 The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
 records, with and without `train.compile`. Mixtral runs with each implementation of its experts. All configurations use

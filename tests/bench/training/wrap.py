@@ -1,8 +1,8 @@
 """Measures the overhead of `cockpit wrap`: one process, which has its own hub, trains in alternating blocks with and
 without the hooks (ABBA).
 
-The first steps of a block are not counted. The benchmark compares the mean step time, and the CPU time of the process
-including its agent's threads.
+The first steps of a block are not counted. For the mean step time, and for the CPU time of the process (which includes
+the agent's threads), the benchmark reports the ratio with / without the hooks.
 """
 
 import os

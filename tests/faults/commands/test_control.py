@@ -21,7 +21,7 @@ SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
 @pytest.fixture
 def hasty_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub that reports a silent rank as lost at once."""
+    """A hub that immediately reports a silent rank as lost."""
     hub = HubProcess(tmp_path / "run")
     hub.program = program("agents.hub.process", SOON)
     hub.start()

@@ -22,7 +22,7 @@ COCKPIT = [sys.executable, "-m", "cockpit"]
 
 
 class Watcher:
-    """A process `cockpit watch`, and the last step that it printed."""
+    """A `cockpit watch` process, and the last step that it printed."""
 
     def __init__(self, folder: Path) -> None:
         command = [*COCKPIT, "watch", "--run", str(folder)]

@@ -42,7 +42,8 @@ class OffFleet(Fleet):
 def test_a_command_survives_a_hub_restart_with_wrong_clocks(
     off_s: float, own_hub: HubProcess, opened: Opened
 ) -> None:
-    """Even if the leader's clock is ahead, the hub must not assign a command to an earlier process."""
+    """Even if the leader's clock is wrong, a restarted hub must not conclude that a command was proposed before the
+    leader's process started."""
     fleet, client = (
         opened(OffFleet(own_hub.endpoints.ranks, off_s)),
         opened(Client(own_hub.endpoints.clients)),

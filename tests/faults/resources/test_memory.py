@@ -1,5 +1,5 @@
-"""Limits on the resources of a hub that peers could exhaust: memory, because libzmq buffers all parts of a message
-before the hub can refuse it, and file descriptors, because connections use them.
+"""The hub limits two resources that its peers could exhaust: memory, because libzmq buffers all parts of a message
+before the hub can refuse it, and file descriptors, because each connection uses them.
 """
 
 import contextlib

@@ -114,7 +114,8 @@ def test_a_peer_without_a_key_is_rejected(guarded: Guarded, opened: Opened) -> N
 
 
 def test_a_message_of_200_mib_closes_only_its_connection(guarded: Guarded, opened: Opened) -> None:
-    """libzmq closes the connection when it reads the length, so the hub never buffers such a message."""
+    """libzmq closes the connection as soon as it reads the length of the message, so the hub never buffers the
+    message."""
     client = watch(guarded, opened)
     hub = psutil.Process(guarded.hub.process.pid)
     before = hub.memory_info().rss

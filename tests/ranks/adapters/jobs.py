@@ -43,7 +43,7 @@ class Job:
         return json.loads(done.stdout) if done.stdout else done.stderr
 
     def until(self, true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Wait for the first state of the run for which `true` holds, and return it."""
+        """Wait until the run has a state for which `true` returns a true value, and return this state."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             seen = self.cockpit("snapshot")

@@ -20,8 +20,8 @@ from tests.ranks.bytes.fsdp_units import WIDTH, unit_bytes, units
 def expected(
     layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
 ) -> dict[str, Any]:
-    """Bytes that this rank sends in one step, by axis, from the formulas of docs/evidence/bytes.md. `before` is the
-    expert placement before the step, if experts move in it."""
+    """Bytes that this rank sends in one step, by axis, from the formulas of docs/evidence/bytes.md. `before`: each
+    layer's expert placement before the step, if the placement changes in this step."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
@@ -103,7 +103,7 @@ def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[s
 
 
 def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
-    """Bytes that a layer's router sends to each of the other slices of a sequence."""
+    """Bytes that a layer's router sends to each rank that holds another slice of the same sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
@@ -115,8 +115,8 @@ def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:
-    """The number of rows that rank `me` sends to each global rank, in both directions of the all-to-all (ep is the
-    fastest axis of the expert view)."""
+    """The number of rows that rank `me` sends to each global rank, in both directions of the all-to-all (the ranks of
+    an ep group have consecutive numbers)."""
     position = me % ranks
     group = list(range(me - position, me - position + ranks))
     inner = inner or ranks

@@ -125,8 +125,8 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layout, given as overrides of the layout `of` in layouts/, with the changes that an operator proposes during
-    the run."""
+    """A layout, with the changes that an operator proposes during the run. `overrides` changes keys of the layout file
+    `of` in layouts/."""
 
     overrides: list[str]
     fp64: bool = False

@@ -1,5 +1,4 @@
-"""Parity cases of the all-to-all of expert parallelism: direct, hierarchical, and after a change of expert
-placement."""
+"""Parity cases for the expert all-to-all: direct, hierarchical, and after a change of expert placement."""
 
 from tests.ranks.cases.case import (
     ADAMW,

@@ -97,7 +97,7 @@ DATA = [
 
 
 def random_case(seed: int) -> Case:
-    """The case of a seed: legal, in fp64, with at most 8 ranks."""
+    """The case drawn from a seed: a legal layout, in fp64, with at most 8 ranks."""
     random = Random(seed)
     for _ in range(TRIES):
         case = _draw(random)
@@ -149,7 +149,7 @@ def _axes(random: Random) -> dict[str, int]:
 
 
 def _script(random: Random, schedule: str, token_choice: bool) -> Script:
-    """A change of a knob during the second step, or none."""
+    """One knob change, proposed during the second step, or none."""
     changes: list[Script] = [
         {},
         {},

@@ -149,7 +149,7 @@ OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank", "profile_fro
 
 
 class Fickle(Agent):
-    """An operator that proposes a random legal change of one or more loss-neutral knobs at each step."""
+    """An operator that proposes a random legal change to one or more loss-neutral knobs at each step."""
 
     def __init__(self, seed: int):
         super().__init__(None, lambda: (0, "", 0.0))

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The processes of the ranks. The ranks are forks with the command line of their parent; the hub has a
+        """The rank processes: children of the command with the same command line, because they are forks. The hub has a
         different command line."""
         parent = psutil.Process(self.process.pid)
         return [child for child in parent.children() if child.cmdline() == parent.cmdline()]

@@ -87,8 +87,8 @@ ELEMENTS = (4, 30, 300, 1500, 5000, 30000, 100000)
 
 @pytest.mark.parametrize("world", [4, 3])
 def test_algorithms_over_gloo_and_the_choice_of_an_axis(world: int, driver: Driver) -> None:
-    """There are no measurements for three ranks, so a group of three uses those for two ranks, without the hierarchical
-    algorithm."""
+    """There are no measurements for three ranks, so a group of three ranks uses those for two ranks, but never chooses
+    the hierarchical algorithm."""
     from engine.collectives.parts import sent_elements
 
     process = driver.start(OVER_GLOO, world, preload=TORCH)

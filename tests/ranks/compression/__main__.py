@@ -48,8 +48,8 @@ def layout_of(settings: list[str], *overrides: str) -> Layout:
 
 
 def stepped(layout: Layout, context: RankContext, script: Script | None = None) -> dict[str, object]:
-    """Train some steps. For each step, returns the gradient norm, the gradient norm of each replica computed by hand,
-    and a digest of this rank's weights after the step."""
+    """Train some steps. For each step, returns the gradient norm, the replicas' gradient norms as computed by hand, and
+    a digest of this rank's weights after the step."""
     meter = Meter(layout.model.layers, 8, context.set_operation)
     trainer = Trainer(layout, meter, Operator(script or {}, meter, Trace()))
     world, norms, by_hand, digests = trainer.world, [], [], []

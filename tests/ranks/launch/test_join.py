@@ -143,8 +143,8 @@ NOTE_HUB = """
 def _two_machines(
     driver: Driver, keys: Path, tail: str = SPREAD, second: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Start one rank on each of two simulated machines, as Slurm does. `second` has additional environment variables
-    for the second rank."""
+    """Start one rank on each of two simulated machines, as Slurm does. `second` contains additional environment
+    variables for the second rank."""
     port = free_port()
     spread = {
         "MASTER_ADDR": "127.0.0.1",

@@ -45,8 +45,8 @@ STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over
 
 
 def engine(*arguments: str) -> list[str]:
-    """The arguments with which `Program` runs `engine run` in a fork of a process that has imported torch. Put
-    `sys.executable` before them to get a complete command line."""
+    """The arguments with which `Program` runs `engine run` in a fork of a process that has imported torch. For a
+    complete command line, put `sys.executable` before these arguments."""
     return ["-m", "engine", "run", *arguments]
 
 

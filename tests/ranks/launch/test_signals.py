@@ -1,4 +1,4 @@
-"""SIGUSR1 saves a checkpoint of a running job; the job's hub ignores the signals that a scheduler sends to all of the
+"""On SIGUSR1, a running job saves a checkpoint; the job's hub ignores the signals that a scheduler sends to all of the
 job's processes."""
 
 import json

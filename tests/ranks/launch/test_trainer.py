@@ -183,7 +183,8 @@ def work(context):
 
 def test_the_host_reads_one_value_list_for_each_dispatch(driver: Driver) -> None:
     """A step has 4 dispatches: 2 layers times 2 micro-batches. On a GPU each read makes the host wait for the device;
-    the step reads once more, for the gradient norm. `tests/unit/engine/launch/test_device.py` tests ep = 1."""
+    the step reads once more, for the gradient norm. The case ep = 1 is covered by
+    `tests/unit/engine/launch/test_device.py`."""
     status, _, errors = driver.end(driver.start(WAITED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert set(driver.notes("in_the_passes").values()) == {" ".join(["tolist"] * 4)}
@@ -209,8 +210,8 @@ def work(context):
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """On gloo the gradients are filled after FSDP2 has made the views, so a copy that FSDP2 made earlier would not have
-    the values."""
+    """On gloo the gradients are filled after FSDP2 has made the views, so a copy that FSDP2 made earlier would not
+    contain the reduced gradients."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}

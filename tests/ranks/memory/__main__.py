@@ -2,10 +2,11 @@
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank writes `RANK.json`, with its peak during start-up, the bytes of its shards, and the measured and planned peak
-of a step. For small models without a pipeline, the file also contains the measured and planned bytes that the forward
-pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows. `start_resident` and
-`peak_resident` are the process's peak resident memory during start-up and until the end of the measured step.
+Each rank writes `RANK.json`, with its peak memory during start-up, the bytes of its shards, and the measured and
+planned peak memory of a step. For small models without a pipeline, the file also contains the measured and planned
+bytes that the forward pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows.
+`start_resident` and `peak_resident` are the process's peak resident memory during start-up and until the end of the
+measured step.
 """
 
 import json
@@ -36,7 +37,8 @@ from tests.ranks.memory.resident import Resident
 
 
 class Received:
-    """Counts the rows that this rank's experts have received, and the rows that this rank has sent, since the start."""
+    """Counts the rows that this rank has sent and the rows that its experts have received, since this object was
+    created."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0

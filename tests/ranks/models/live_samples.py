@@ -1,5 +1,5 @@
-"""Trains each layout twice, with and without generated text; test_live_samples.py compares the results. Except for the
-bf16 layout, all computations are in fp64.
+"""Trains twice in each layout, with and without generating text; test_live_samples.py compares the results. Except for
+the bf16 layout, all computations are in fp64.
 
     python -m tests.ranks.models.live_samples FOLDER NAME ...
 

@@ -12,7 +12,7 @@ OF_TRAINING = ("readings", "losses", "state", "random")
 
 
 def trained(folder: Path, *names: str) -> dict[str, list[dict[str, Any]]]:
-    """The two runs of each rank, by the name of the layout."""
+    """For each layout name, the results of both runs on each rank."""
     done = run("-W", "ignore", "-m", "tests.ranks.models.live_samples", str(folder), *names, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}

@@ -1,4 +1,4 @@
-"""A checkpoint of four ranks produces the same logits and the same text in every layout that can generate."""
+"""A checkpoint of four ranks produces the same logits and the same text in every layout that can generate text."""
 
 import json
 from pathlib import Path

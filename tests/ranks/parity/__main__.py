@@ -1,5 +1,5 @@
-"""The parity harness: compares the loss, the unclipped gradient norm and every gradient of a layout with those of one
-process.
+"""The parity harness: compares the loss, the unclipped gradient norm and every gradient of a run in a layout with those
+of a run in one process.
 
 The reference is the whole model on one rank, without a process group, FSDP or a pipeline, in a single micro-batch. A
 driver imports torch once, runs the cases one after another, and forks the ranks of each case:
@@ -13,14 +13,14 @@ Tolerances are derived from rounding errors. In fp64 only rounding (1e-16 per op
 every gradient agrees to 1e-11, and a wrong scale is detected in the first step. In fp32, rounding errors grow over the
 steps, so the tolerance is measured with one process: the reference is run JOLTS more times with each initial weight
 changed by half a unit in the last place (2^-24 relative, random sign). At each step, a layout may differ from the
-reference by MARGIN times the largest difference of these runs up to that step. In bf16 the margin is smaller: half a
-unit of bf16 in each weight changes the results more than adding the same numbers in another order.
+reference by MARGIN times the largest difference of these runs up to that step. In bf16 the margin is smaller, because
+changing each weight by half a unit of bf16 changes the results more than a different summation order does.
 
 Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
 expert loads show such a change: from that step on, the two runs differ but are equally valid, so only loss and norm are
-compared, with the tolerances FLIPPED. In fp64 cases, the routers must make the same choices as in one process at every
-step. In bf16, rounding changes some choices at every step, so in bf16 cases the position of a token in its sequence
-determines its experts in all runs (`fix_routing`), and all steps are compared.
+compared, with the tolerances FLIPPED. In fp64 cases, the routers must make the same choices as in the reference at
+every step. In bf16, rounding changes some choices at every step, so in bf16 cases the position of a token in its
+sequence determines its experts in all runs (`fix_routing`), and all steps are compared.
 """
 
 import argparse

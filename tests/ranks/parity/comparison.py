@@ -13,8 +13,8 @@ FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
     """Relative differences by step: of the loss, of the gradient norm, and of the parameter gradient that differs most.
-    If the run averages its weights, the result also has the difference of the averaged weight that differs most after
-    the last step.
+    If the runs average their weights, the result also contains the largest relative difference of an averaged weight
+    tensor after the last step.
 
     The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
     rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative

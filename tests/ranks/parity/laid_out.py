@@ -72,8 +72,8 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
 
 
 def refusing_rank(world: int) -> int:
-    """The rank that refuses 16 micro-batches, as if its memory did not suffice. This rank is on the last stage and is
-    not the leader."""
+    """The rank that refuses 16 micro-batches, as if it had too little memory. This rank is on the last stage and is not
+    the leader."""
     return min(5, world - 1)
 
 
@@ -99,8 +99,8 @@ def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
 def logical(
     trainer: Trainer, of: Callable[[nn.Parameter], Tensor | None] = lambda p: p.grad
 ) -> dict[str, Tensor]:
-    """All gradients, or the tensors that `of` returns for the parameters, unsharded. Experts are in the order of their
-    logical numbers, independent of their placement."""
+    """The unsharded gradients of all parameters, or the unsharded tensors that `of` returns for the parameters. Experts
+    are in the order of their logical numbers, independent of their placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(of(p))})

@@ -32,8 +32,8 @@ HALF_UNIT = {
 def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:
     """The reference run. The run applies the changes of `script` that affect the loss, and ignores loss-neutral knobs.
 
-    If `jolt` is given, it is the seed of a random change of each initial weight by half a unit in the last place of the
-    precision.
+    If `jolt` is given, each initial weight is increased or decreased by half a unit in the last place of the training
+    precision, at random with `jolt` as the seed.
     """
     meter = Meter(layout.model.prediction_layers.stop, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)

@@ -54,7 +54,7 @@ def axes_of(layout: Layout) -> list[str]:
 
 
 def counts() -> dict[str, tuple[int, int]]:
-    """Maps each part to two numbers: of the cases that use at most one axis, and of the cases that use several axes."""
+    """Maps each part to two counts: how many of its cases use at most one axis, and how many use several axes."""
     found = {}
     layouts = [case.layout for case in CASES.values()]
     for part, has in PARTS.items():

@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def compare(seed: int, folder: Path) -> dict[str, Any]:
-    """Run the random layout of a seed, and return its line of the results file."""
+    """Run the random layout of a seed, and return its line for the results file."""
     case = random_case(seed)
     found: dict[str, Any] = {"seed": seed, "ranks": case.layout.ranks.world}
     try:

@@ -1,5 +1,5 @@
-"""In each layout, the loss, the unclipped gradient norm and every gradient equal those of one process, except for
-rounding."""
+"""In each layout, the loss, the unclipped gradient norm and every gradient equal those of the single-process reference,
+except for rounding."""
 
 import json
 from collections.abc import Callable
@@ -77,8 +77,8 @@ def test_trains(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is PLACED))
 def test_experts_move_and_come_back(name: str, results: Results) -> None:
-    """Experts move during a run, and its results still equal those of one process. If the memory of one rank does not
-    suffice for a move, no rank moves experts."""
+    """Experts move during a run, and the run's results still equal those of the single-process reference. If the memory
+    of one rank does not suffice for a move, no rank moves experts."""
     refused, *done = results(name)["events"]
     assert refused == "experts were not moved: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
@@ -94,8 +94,8 @@ def test_zero_switches_between_steps(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is SWITCHED))
 def test_switches_between_steps(name: str, results: Results) -> None:
-    """Loss-neutral knobs change during a run, and its results still equal those of one process. Refused changes have no
-    effect."""
+    """Loss-neutral knobs change during a run, and the run's results still equal those of the single-process reference.
+    Refused changes have no effect."""
     assert [ack[:3] for ack in results(name)["acks"]] == [
         [4, "applied", 5],
         [7, "rejected", 7],

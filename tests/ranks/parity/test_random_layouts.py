@@ -1,4 +1,4 @@
-"""Compares training in random layouts with training in one process; docs/evidence/parity.md has the results of more
+"""Compares training in random layouts with training in one process; docs/evidence/parity.md lists the results for more
 seeds."""
 
 import subprocess

@@ -21,7 +21,7 @@ def line_of(call: str) -> int:
 
 
 def log_of(tmp_path: Path) -> dict[str, float]:
-    """The texts of the run's log, with their times."""
+    """The time of each message in the run's log, by the message's text."""
     words = [*WRAP[:3], "log", "--json"]
     lines = subprocess.run(words, env=environ(tmp_path), capture_output=True, text=True).stdout.splitlines()
     return {event["text"]: event["time_s"] for event in map(json.loads, lines) if "text" in event}

@@ -163,8 +163,8 @@ class Walk:
 
 
 async def no_wait(seconds: float) -> None:
-    """Replaces Textual's wait until the process is idle, which takes most of the time of each key press. `Walk` waits
-    until all widgets have processed their messages."""
+    """Replaces Textual's function that waits until the process is idle; this wait takes most of the time of a key
+    press. `Walk` waits until all widgets have processed their messages."""
     await asyncio.sleep(0)
 
 

@@ -122,7 +122,7 @@ async def test_the_application_answers_over_the_socket(training: Path) -> None:
 
 @asynccontextmanager
 async def page(profile: Path, url: str) -> AsyncIterator[Callable[[str], Awaitable[object]]]:
-    """Open a page in a headless browser. Yields a function that evaluates JavaScript on it (Chrome DevTools
+    """Open a page in a headless browser. Yields a function that evaluates JavaScript in this page (Chrome DevTools
     protocol)."""
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", url]
     browser = await asyncio.create_subprocess_exec(

@@ -35,8 +35,8 @@ def sample(at_s: float, text: str, step: int) -> Event:
 
 
 def day(run: FakeRun) -> Iterator[Update]:
-    """Log entries of each kind: a checkpoint, an alert that ends, repeated warnings, a resume, a generated text, a
-    trial, and an active alert."""
+    """Log entries of each kind: a checkpoint, an alert that ends, repeated warnings, a resume, generated text, a trial,
+    and an active alert."""
 
     def event(at_s: float, level: str, text: str, source: str = "hub", **facts: Value) -> Event:
         return Event(START_S + at_s, level, source, text, facts)  # type: ignore[arg-type]

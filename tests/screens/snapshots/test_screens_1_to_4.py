@@ -16,7 +16,7 @@ def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_ranks(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The worst of 1024 ranks, and what differs about it."""
+    """The worst of 1024 ranks is selected, and the inspector shows how it differs."""
     cockpit = make_cockpit(big(), steps=20, change_at=None)
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "2", "w"))
 

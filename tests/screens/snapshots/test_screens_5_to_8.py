@@ -38,7 +38,7 @@ def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[in
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_plan(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The screen after one key press that raises the number of micro-batches in the what-if."""
+    """The screen after one key press that raises the number of micro-batches in the what-if panel."""
     with TemporaryDirectory() as folder:
         cockpit = make_cockpit(PlannedRun(folder=Path(folder)))
 

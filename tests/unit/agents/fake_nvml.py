@@ -30,7 +30,7 @@ class Device:
 
 
 class FakeNvml:
-    """The devices of one machine, in the order of their PCI buses."""
+    """The devices of one machine, in PCI bus order."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0

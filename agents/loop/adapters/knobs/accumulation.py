@@ -1,8 +1,8 @@
 """Decides when the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
 
 Such loops end an update when the number of completed micro-batches in the epoch is a multiple of the number of
-accumulation steps. So a new value may take effect only when the number of completed micro-batches is a multiple of the
-new value, or at the end of the epoch, where the count starts again.
+micro-batches per update. So a new value may take effect only when the number of completed micro-batches is a multiple
+of the new value, or at the end of the epoch, because the loops then count from zero again.
 """
 
 from typing import Any

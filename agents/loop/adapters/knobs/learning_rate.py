@@ -1,7 +1,7 @@
 """The knob `lr_scale`: a factor on the learning rate of a torch scheduler.
 
 A scheduler computes each learning rate from its base rates, or from the last rate of the parameter group. A factor
-applied to the group's rate alone would be lost at the scheduler's next step. So the base rates and limits are scaled
+applied only to the group's rate would be lost at the scheduler's next step. So the base rates and limits are scaled
 too.
 """
 
@@ -71,7 +71,7 @@ class LearningRate:
 
 def _innermost(scheduler: Any) -> Iterator[Any]:
     """The schedulers inside wrappers (such as Accelerate's) and inside composite schedulers (such as `SequentialLR`).
-    Composite schedulers themselves are included, because they store the last rate.
+    The composite schedulers are included too, because they store the last rate.
     """
     wrapped = getattr(scheduler, "scheduler", None)
     if wrapped is not None:

@@ -22,7 +22,7 @@ DROPPING = "apply_router_token_dropping"
 class RoutingMaps:
     """The expert load of all layers and ranks. Each rank counts the token-expert pairs of its own tokens in its own
     layers; without sequence parallelism, the ranks of a tensor-parallel group have the same tokens, and only the first
-    one counts.
+    rank counts them.
 
     `captured`: why outputs of the routers cannot be read; "" if they can.
     """
@@ -58,7 +58,7 @@ class RoutingMaps:
                 patches.wrap(module, DROPPING, self._note_chosen)
 
     def _layer(self, router: Any) -> int | None:
-        """The number of a router's layer in the model, from 0; None if it is unknown."""
+        """The index of a router's layer in the model, from 0; None if it is unknown."""
         if router.layer_number is None:
             return None
         layer = int(router.layer_number) - 1
@@ -66,8 +66,8 @@ class RoutingMaps:
         return layer if layer < self._layers else None
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step. Does nothing without experts. For a large model,
-        the load is reported only every `SPARSE` steps. This call is a collective.
+        """Report each layer's expert load in this step, summed over all ranks. Does nothing if the model has no
+        experts. For a large model, the load is reported only every `SPARSE` steps. This call is a collective.
         """
         import torch
 

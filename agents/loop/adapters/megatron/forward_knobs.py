@@ -13,8 +13,8 @@ NONE, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class ConfigKnob:
-    """A numeric field of the configuration that can be a knob. `missing`: why the number cannot change although it is
-    in use; "" if it can. `least` and `most`: the legal range, which is extended to include the value at launch.
+    """A numeric field of the configuration that can be a knob. `missing`: why the value cannot change although it is in
+    use; "" if it can. `least` and `most`: the legal range, which is extended to include the value at launch.
     """
 
     name: str
@@ -59,7 +59,7 @@ KNOBS = (
 def declare_forward_knobs(
     loop: Loop, args: Any, model: Sequence[Any], config: Any, log: Callable[[str], None]
 ) -> None:
-    """Declare a knob for each value of `KNOBS` that is in use, and one for recompute. If a knob cannot be offered, call
+    """Declare a knob for each field in `KNOBS` that is in use, and one for recompute. If a knob cannot be offered, call
     `log` with the reason.
     """
     configs = list(_configs(model, config))

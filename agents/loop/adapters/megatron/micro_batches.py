@@ -2,8 +2,8 @@
 
 At the start of each step, `train` calls `update_num_microbatches` and reads the number of micro-batches. If the number
 has changed and a folder for checkpoints is set, `train` then saves a checkpoint. `train` ends the program if the number
-is lower than before. So Megatron's micro-batch calculator is replaced in `update_num_microbatches`, and only higher
-numbers are legal.
+is lower than before. So the adapter replaces Megatron's micro-batch calculator in `update_num_microbatches`, and
+numbers below the current one are not legal.
 """
 
 from collections.abc import Callable

@@ -21,8 +21,8 @@ def axes_of(mpu: Any) -> dict[str, int]:
 
 
 def counts_tokens(mpu: Any) -> bool:
-    """Whether this rank counts the tokens of its data-parallel replica: the ranks of a pipeline and of a
-    tensor-parallel group have the same tokens.
+    """Whether this rank counts the tokens of its data-parallel replica. All ranks of a pipeline and of a
+    tensor-parallel group have the same tokens, so only one of them counts.
     """
     return bool(mpu.is_pipeline_last_stage(ignore_virtual=True) and mpu.get_tensor_model_parallel_rank() == 0)
 

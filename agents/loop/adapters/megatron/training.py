@@ -1,4 +1,4 @@
-"""Reports the steps of Megatron-LM's training loop, and applies its knobs and actions between two steps."""
+"""Reports the steps of Megatron-LM's training loop, and applies knobs and actions between two steps."""
 
 import inspect
 import sys
@@ -30,9 +30,9 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
     """Connect the training loop of Megatron-LM to a hub. Call it on all ranks, before `pretrain`.
 
     `pretrain`: the function of `megatron.training`. `join`: further arguments for `agents.join`, such as `run` (the
-    default is the name of the folder of ``--save``, or else of the working directory). Steps are numbered like
-    Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is not this function, or if the training
-    loop of this version of Megatron-LM is different.
+    default is the name of the ``--save`` folder, or else of the working directory). Steps are numbered like Megatron's
+    iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or if this version of
+    Megatron-LM has a different training loop.
     """
     module = sys.modules.get(getattr(pretrain, "__module__", ""))
     missing = [name for name in USED if not hasattr(module, name)]

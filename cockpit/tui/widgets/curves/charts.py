@@ -136,7 +136,7 @@ class Charts(Panel):
     def _chart(
         self, store: Store, metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range
     ) -> Chart:
-        """The chart of a metric without the cursor. The result is cached, so moving the cursor does not redraw the
+        """The chart of a metric, drawn without a cursor. The result is cached, so moving the cursor does not redraw the
         curves."""
         version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
         also = (*version, self.session.comparison.revision, store.curve_view.steps, len(frame.runs))
@@ -144,7 +144,7 @@ class Charts(Panel):
         return store.once(name, (Topic.CURVES,), lambda: chart_of(metric, frame, rows, log, mode), also)
 
     def _frame(self, store: Store, columns: int, whole: View, colours: Palette) -> Frame:
-        """The data that all charts share."""
+        """The `Frame` that all charts share."""
         comparison = self.session.comparison
         own = comparison.own
         mine = RunCurves(own.name, store, progress=own.progress) if own else RunCurves(store.run, store)
@@ -265,8 +265,8 @@ class Charts(Panel):
         self.redraw()
 
     def action_cursor(self, by: int) -> None:
-        """Move the cursor `by` columns or, if a step is wider than a column, `by` steps. If it is moved past the newest
-        step, the cursor follows the run."""
+        """Move the cursor `by` columns or, if a step is wider than a column, `by` steps. A cursor that is moved past
+        the newest step follows the run."""
         selection = self.session.selection
         with self._store.lock:
             whole = extent(self._store.state)

@@ -53,7 +53,8 @@ class Choices:
         return range(self.first, self.first + fit)
 
     def half_life(self, steps: int) -> int | None:
-        """The half-life of the moving average in steps if `steps` steps are visible. None if no average is shown."""
+        """The half-life (in steps) of the moving average while `steps` steps are visible. None if no average is
+        shown."""
         share = SMOOTHING[self.smoothing]
         return half_life(steps, share) if share else None
 

@@ -26,7 +26,7 @@ from cockpit.tui.widgets.panel import Panel
 
 @dataclass(frozen=True)
 class Series:
-    """A metric of the whole job that is drawn over the steps."""
+    """A metric of the whole job, plotted against the step."""
 
     key: str
     title: str

@@ -110,7 +110,7 @@ class MarkList(Panel):
         self._of.focus()
 
     def open(self) -> None:
-        """Show the list, with the mark at the cursor of the charts selected."""
+        """Show the list, and select the mark at the charts' cursor."""
         self._at = None
         self.focus()
 

@@ -44,8 +44,8 @@ class ExpertDetails(Panel):
         return self.selection.layer, self.selection.expert, self.selection.step
 
     def cell(self, store: Store, at: Shown) -> Cell | None:
-        """The selected expert, otherwise the worst one. While no expert is dead or hot, the previous expert is kept,
-        initially the hottest, so that the chart does not jump from one expert to another."""
+        """The selected expert or, if none is selected, the worst dead or hot expert. If no expert is dead or hot, the
+        expert shown last or, at first, the hottest, so that the chart does not jump from one expert to another."""
         layer, expert = self.selection.layer, self.selection.expert
         if layer is not None and expert is not None:
             return layer, expert

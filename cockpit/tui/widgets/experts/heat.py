@@ -83,9 +83,9 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns of load statistics beside the map: as many of `FEWEST`, from the left, as fit beside one cell for
-    each of `count` experts. If there is not even room for these cells alone, experts share cells, and the map gets all
-    columns of `FEWEST`, only the first column or none, depending on `width`."""
+    """The columns of load statistics beside the map: the longest prefix of `FEWEST` that leaves room for one cell for
+    each of the `count` experts. If there is not even room for these cells alone, experts share cells, and the result is
+    all columns of `FEWEST`, only the first column or none, depending on `width`."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]

@@ -66,8 +66,8 @@ class StepMap:
         return (inside - self.first) * self.columns // (self.last - self.first + 1)
 
     def step_beside(self, step: int | None, by: int) -> int | None:
-        """The newest step in the column that is `by` columns to the right of the column of `step`. None for the newest
-        column, at which the screen follows the run."""
+        """The newest step in the column that is `by` columns to the right of the column of `step`. None if that column
+        is the newest, because the screen then follows the run."""
         at = self.columns - 1 if step is None else self.column_of(step)
         to = max(0, at + by)
         if to >= self.columns - 1:

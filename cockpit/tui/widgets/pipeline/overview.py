@@ -23,8 +23,8 @@ WORDS = ("busy ", "bubble ", "bound ")
 
 
 class PipelinePanel(Panel):
-    """The panel with the pipeline timeline of the selected step or, without one, of each stage's newest sampled step.
-    The panel also shows the measured bubble and the bubble that the schedule cannot avoid."""
+    """The panel with the pipeline timeline of the selected step or, if no step is selected, of each stage's newest
+    sampled step. The panel also shows the measured bubble and the bubble that the schedule cannot avoid."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"

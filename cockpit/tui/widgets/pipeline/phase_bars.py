@@ -1,4 +1,4 @@
-"""Rows of ranks with the phases of a step, for runs without a pipeline and for steps without a timeline."""
+"""The phases of a step in one row per rank, for runs without a pipeline and for steps without a timeline."""
 
 import math
 
@@ -169,7 +169,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """The peer baseline of the time `name`, for each rank that has a value."""
+    """For each rank that has a value of the time `name`, its baseline (see `peer_baseline`)."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 

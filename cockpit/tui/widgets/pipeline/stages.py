@@ -1,5 +1,5 @@
-"""Panel with the bubble of each stage and its lower bound. Without a pipeline, the panel shows the median and the
-highest time of each phase over all ranks."""
+"""Panel with the bubble of each stage and the bubble's lower bound. Without a pipeline, the panel shows the median and
+the highest time of each phase over all ranks."""
 
 import math
 

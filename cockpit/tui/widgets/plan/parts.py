@@ -56,7 +56,7 @@ def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
     """A warning if measured steps are faster than the machine's peak FLOP/s allows, because the plan then assumes the
-    wrong hardware or the wrong amount of work. Otherwise empty. `now`: the outlook of the unchanged run.
+    wrong hardware or the wrong amount of work. Otherwise empty. `now`: the predictions for the unchanged run.
     """
     if not now.mfu or now.mfu <= 1:
         return []

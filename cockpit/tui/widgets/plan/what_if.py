@@ -38,7 +38,7 @@ LIVE, RESTART = "live", "restart"
 
 
 class WhatIfPanel(Panel):
-    """The panel with the settings as rows with a cursor, above the effect of the hypothetical values."""
+    """The panel with a list of settings, one per row, and the effect of the hypothetical values below the list."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES})
     TITLE = "What-if"

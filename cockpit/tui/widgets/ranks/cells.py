@@ -322,8 +322,8 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend text for lines that show two rows, on a terminal that cannot give the two halves of a cell different
-    colours; otherwise empty."""
+    """The legend text that says that a line shows the worse of two rows. Empty if no line shows two rows, or if the
+    terminal can give the two halves of a cell different colours."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 

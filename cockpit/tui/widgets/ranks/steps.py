@@ -170,7 +170,7 @@ class RankSteps(RankPanel):
     def _bins(
         self, metric: Metric, against: Against, table: list[list[float]], colours: Palette
     ) -> tuple[list[list[int]], str, tuple[Style, ...]]:
-        """The bins of the cells by column, and the glyphs and styles of the bins."""
+        """For each column, the colour bin of each cell; then the glyph and the style of each bin."""
         if against is not Against.NOTHING:
             towards = metric.worse or 1
             bins = [
@@ -339,7 +339,7 @@ def _range(table: list[list[float]]) -> tuple[float, float]:
 def _cells(
     line: StripLine, codes: list[int], at: int, glyphs: str, styles: tuple[Style, ...], colours: Palette
 ) -> None:
-    """Add the cells of a row to its line. The column of the selected step has the background of the cursor."""
+    """Add the cells of a row to its line. The column of the selected step has the cursor's background colour."""
     for (code, marked), run in groupby((code, x == at) for x, code in enumerate(codes)):
         count = len(list(run))
         glyph, style = (format.MISSING, colours.faint) if code == UNKNOWN else (glyphs[code], styles[code])

@@ -94,8 +94,8 @@ class RunsReader:
 
 
 class RunsTable(ListPanel[ListedRun]):
-    """The table of runs: live runs first, then the others; in both groups, the run with the newest data first.
-    `current`: the folder of the run that this cockpit shows."""
+    """The table of runs: first the live runs, the one that started last on top; then the others, the one with the
+    newest data on top. `current`: the folder of the run that this cockpit shows."""
 
     TITLE = "Runs"
     BINDINGS: ClassVar[list[Binding]] = RUNS_KEYS

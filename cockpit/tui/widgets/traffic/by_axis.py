@@ -79,8 +79,8 @@ def _rate(row: AxisTraffic, scale: Scale) -> str:
 
 
 class TrafficByAxis(Panel):
-    """The panel with the traffic of each axis in one row. `detailed`: also show the bandwidth, the hidden share, the
-    groups, and the trend over steps."""
+    """The panel with one row per axis that shows the axis's traffic. `detailed`: also show the bandwidth, the hidden
+    share, the groups, and the trend over steps."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"

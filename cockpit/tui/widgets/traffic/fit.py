@@ -1,5 +1,5 @@
-"""Panel with the fit of the time in collectives of each axis: the time per micro-batch (α) and the bandwidth (1/β),
-fitted to the run's own steps, and the link that the planner assumes."""
+"""Panel that fits, for each axis, the time in collectives to the run's own steps: the time per micro-batch (α) and the
+bandwidth (1/β), beside the link that the planner assumes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 class TrafficFit(Panel):
     """The panel with one paragraph per axis: the time per micro-batch (α) and the bandwidth (1/β) fitted to the run's
-    steps, and the link's bandwidth and latency in the planner's hardware table."""
+    steps, and the link's bandwidth and latency from the planner's hardware table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"

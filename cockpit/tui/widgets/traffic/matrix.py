@@ -44,7 +44,7 @@ ROOM = 48  # minimum panel width for the sums of the rows
 
 
 class Shown(NamedTuple):
-    """What was drawn last: the view, its plan, the width of the row names, and the line of the first row."""
+    """What was drawn last: the view, its `Plan`, the width of the row names, and the line of the first row."""
 
     view: View
     plan: Plan
@@ -365,8 +365,8 @@ class TrafficMatrix(Panel):
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:
-    """The plan that fits in `width` x `height` terminal cells, and the width of the row names. The names are longer if
-    several ranks or nodes share a row."""
+    """The `Plan` of the matrix for `width` x `height` terminal cells, and the width of the row names. The names are
+    longer if several ranks or nodes share a row."""
     label = LABEL if width >= ROOM - TOTAL else 1
     for _ in range(2):
         shown = plan(view, rows, columns, width - label, height)

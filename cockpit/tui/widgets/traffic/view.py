@@ -26,8 +26,8 @@ class View(Protocol):
         ...
 
     def usual(self, pair: Pair) -> float:
-        """Mean bytes of the pairs with traffic. In a node view, pairs within a node and pairs between nodes have
-        separate means."""
+        """The mean of the bytes over the pairs with traffic. In a node view, pairs within a node and pairs between
+        nodes have separate means."""
         ...
 
     def sent(self, place: int) -> int | None:
@@ -183,7 +183,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 def _fold(count: int, room: int, least: int) -> int:
     """How many ranks or nodes share a row or a column: `least` times the smallest power of two with which all `count`
-    of them fit into `room` rows or columns."""
+    ranks or nodes fit into `room` rows or columns."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -192,8 +192,8 @@ def _fold(count: int, room: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """The largest pair of each cell, and the sums of each row and column, by index in the plan. If several ranks or
-    nodes share a row or a column, only the largest of their sums is kept."""
+    """The largest pair of each cell, and the sums of each row and column, by row and column index in the `Plan`. If
+    several ranks or nodes share a row or a column, only the largest of their sums is kept."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]
@@ -202,7 +202,7 @@ class Cells:
 
 
 def cells(view: View, shown: Plan) -> Cells:
-    """The cells that the plan `shown` makes visible."""
+    """The contents of the cells, with ranks or nodes assigned to rows and columns as in `shown`."""
     rows = {place: at // shown.down for at, place in enumerate(shown.rows)}
     columns = {place: at // shown.across for at, place in enumerate(shown.columns)}
     largest: dict[tuple[int, int], Pair] = {}

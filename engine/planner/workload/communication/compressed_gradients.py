@@ -39,8 +39,8 @@ class Message(NamedTuple):
 
 
 def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> Iterator[Message]:
-    """The collectives that sum one FSDP unit's gradient over `ranks` replicas. With the method `threshold`, the number
-    of elements sent depends on the data; the expected number for Gaussian gradients is used."""
+    """The collectives that sum one FSDP unit's gradient over the replicas; `ranks`: number of replicas. With the method
+    `threshold`, the number of elements sent depends on the data; the expected number for Gaussian gradients is used."""
     packed = [shape for shape in shards if is_compressed(values, shape, prod(shape))]
     exact = sum(prod(shape) for shape in shards) - sum(prod(shape) for shape in packed)
     if exact:

@@ -48,7 +48,7 @@ class Repeats(NamedTuple):
 
 def stays_gathered(job: Job) -> bool:
     """Whether weights stay gathered after a backward pass, and gradients are kept unsharded and reduced once per step.
-    With a pipeline, the engine keeps gathered weights and unsharded gradients even at ZeRO 3. At ZeRO 3, Megatron-LM
+    With a pipeline, the engine keeps weights gathered and gradients unsharded even at ZeRO 3. At ZeRO 3, Megatron-LM
     instead frees gathered weights and reduces gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
@@ -131,7 +131,7 @@ def compressed_sums(job: Job, pp: int) -> list[Exchange]:
 
 
 def strides(job: Job) -> dict[str, int]:
-    """Stride between neighbouring ranks of a group, by axis of a layer's collectives."""
+    """Stride between neighbouring ranks of a group, for each axis over which a layer communicates."""
     return {"tp": 1, "cp": job.grid.tp, "etp": 1, "ep": job.etp}
 
 

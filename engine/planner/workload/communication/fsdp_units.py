@@ -1,4 +1,4 @@
-"""The FSDP units of a rank: which weights the engine gathers and reduces together."""
+"""The FSDP units of a rank: which weights the engine gathers together, and whose gradients it reduces together."""
 
 from math import ceil, prod
 from typing import NamedTuple
@@ -22,7 +22,8 @@ def fsdp_units(job: Job, pp: int) -> list[Unit]:
     """The FSDP units of a rank at pipeline coordinate `pp`.
 
     Each block, the experts of each block, the head, and the rest of a stage are separate units. With a pipeline and a
-    ZeRO stage below 3, a pipeline stage is one unit and its experts are another (engine/sharding/fsdp.py).
+    ZeRO stage below 3, the experts of a pipeline stage are one unit and the rest of the stage is another
+    (engine/sharding/fsdp.py).
     """
     shards, grid, ends = Shards.of(job), job.grid, end_weights(job.model)
     by_block = grid.pp == 1 or job.zero == 3

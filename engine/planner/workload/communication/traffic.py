@@ -1,8 +1,9 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data. If the caller does not give this number, the expected
-number for a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m
-micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+The number of rows in the expert all-to-all depends on the data. If the caller does not give the number of rows, the
+expected number for a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a
+micro-batch, m micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c = cp, f =
+fsdp, e = ep.
 """
 
 from collections import Counter
@@ -97,8 +98,8 @@ class _Rank:
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes of router scores (half precision) and counts that a rank sends to each rank with another slice of the
-        same sequence."""
+        """Bytes of router scores (half precision) and counts that a rank sends to each rank that has another slice of
+        the same sequence."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -180,7 +181,7 @@ class _Rank:
         return total
 
     def _gathers(self) -> dict[str, float]:
-        """Number of gathers of an FSDP unit in a step, by kind."""
+        """How often an FSDP unit is gathered in a step, by kind of unit."""
         often = repeats(self.job, self.pp)
         return {"layer": often.gathers, "head": often.gathers, "root": often.root}
 
@@ -224,9 +225,9 @@ class _Rank:
 
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only in its
-    first and last turns, so the result stays the same from 2 `ranks` + 1 micro-batches on. Other schedules split all
-    backward passes or none."""
+    """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only near the
+    start and the end of a step, so this number does not grow beyond 2 `ranks` + 1 micro-batches. Other schedules split
+    all backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

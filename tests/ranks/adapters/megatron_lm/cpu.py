@@ -100,5 +100,6 @@ def _always(value: object) -> Any:
 
 
 def _as_numpy(tensor: Any, as_numpy: bool = False, **_: object) -> Any:
-    """Megatron converts the split sizes of an all-to-all only when it copies them from a GPU."""
+    """Convert a tensor to NumPy if `as_numpy` is set. Megatron converts the split sizes of an all-to-all only while it
+    copies them from a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

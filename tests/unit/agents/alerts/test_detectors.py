@@ -100,7 +100,7 @@ def test_the_most_severe_alert_comes_first() -> None:
 
 
 def names_in(detector: object) -> set[str]:
-    """The names of findings that appear in the source of a detector's module."""
+    """The names of all findings that a detector's module creates, read from its source."""
     source = inspect.getsource(sys.modules[type(detector).__module__])
     return set(re.findall(r'Finding\(\s*"(\w+)"', source))
 

@@ -51,7 +51,8 @@ def test_peers_that_only_wait_are_no_reference() -> None:
 
 
 def test_ranks_with_popular_experts_are_not_stragglers() -> None:
-    """Ranks 0 to 3 of a stage hold the popular expert 0; rank 9 is slower than the load of its expert explains."""
+    """Ranks 0 to 3 of a stage hold the popular expert 0; the load of rank 9's expert does not explain how slow the rank
+    is."""
     state, straggler = RunState(), Straggler()
     for rank in range(16):
         facts = held_facts({0: [rank // 4]})

@@ -88,7 +88,7 @@ def test_distant_samples_count_by_steps_and_two_are_not_enough() -> None:
 
 
 def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> None:
-    """With one alert per layer, a collapsing router would be hidden below dozens of lines."""
+    """With one alert per layer, other alerts would be lost among dozens of lines when a router collapses."""
     state, watch = RunState(), Detection([DeadExperts()], cpu_s=lambda: 0.0)
     said = []
     for sample in range(30):

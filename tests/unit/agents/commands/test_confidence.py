@@ -1,4 +1,4 @@
-"""The confidence interval of a comparison of step times."""
+"""The confidence interval of the ratio of step times after and before a change."""
 
 import pytest
 

@@ -83,7 +83,8 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
 
 
 def test_partial_acks_are_journalled(controller: ControlHarness) -> None:
-    """Otherwise, the log of an ended run, or the log after a hub restart, would contradict earlier messages."""
+    """Without the journalled acks, the log of an ended run, or the log after a hub restart, would contradict earlier
+    messages."""
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     controller.ack(1, 1)

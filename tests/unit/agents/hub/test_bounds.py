@@ -97,7 +97,7 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
 
 def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
     """The number of frames queued for a peer is bounded, even if the peer does not read or has left. For a real client,
-    credit limits the queued frames earlier.
+    the queue is already limited by the credit that the client grants.
     """
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:

@@ -63,7 +63,7 @@ def test_only_the_ranks_of_one_node_of_one_start_share_a_socket() -> None:
 
 
 class NodeOfTwo:
-    """Two ranks of a node in this process, behind the relay that local rank 0 starts."""
+    """Two ranks of one node, both in this process, behind the relay that local rank 0 starts."""
 
     def __init__(self, hub: str) -> None:
         self._stack = ExitStack()
@@ -83,7 +83,7 @@ class NodeOfTwo:
         return [child for child in children if "agents.hub.relay" in child.cmdline()]
 
     def send(self) -> None:
-        """Send a step of each rank. The first records on a new connection may be lost."""
+        """Send a step record from each rank. The first records on a new connection may be lost."""
         for rank, agent in enumerate(self.agents):
             agent.send(make_step(rank, 7))
 

@@ -1,4 +1,5 @@
-"""Preview checks survive a killed hub, because they are in the run's log and its recording."""
+"""A hub that was killed and restarted still has the preview checks, because they are recorded as events of the run's
+log."""
 
 from agents.client import Client
 from agents.protocol import Event

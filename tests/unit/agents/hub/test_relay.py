@@ -170,7 +170,7 @@ def test_records_of_invalid_ranks_are_bounded_too() -> None:
 
 
 class RankSide:
-    """A fake of the socket to the ranks; it records the relay's answers."""
+    """A fake socket to the ranks that records the relay's answers."""
 
     def __init__(self) -> None:
         self.said: deque[Received] = deque()
@@ -187,7 +187,7 @@ class RankSide:
 
 
 class HubSide:
-    """A fake of the socket to the hub; it records the sent frames."""
+    """A fake socket to the hub that records the sent frames."""
 
     refusal = None
 

@@ -1,4 +1,4 @@
-"""Ranks of a joined loop on two machines connect to one hub."""
+"""Ranks on two machines, in a training loop that calls `agents.join`, connect to one hub."""
 
 import threading
 from collections.abc import Sequence

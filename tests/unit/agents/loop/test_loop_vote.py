@@ -1,5 +1,4 @@
-"""The vote of the ranks of a loop: even if something fails on a rank, that rank continues to take part in the
-exchange."""
+"""The ranks' vote at the end of a loop's step: a rank takes part in the exchange even if something fails on it."""
 
 import logging
 import threading

@@ -194,7 +194,8 @@ def test_a_command_delivered_twice_is_applied_once() -> None:
 
 
 def test_a_command_covered_by_the_checkpoint_is_not_applied_again() -> None:
-    """A process that resumes from a checkpoint has no acknowledgements, but its revision covers the command."""
+    """A process that resumes from a checkpoint remembers no acks, but the checkpoint's revision shows that the command
+    was applied."""
     orders = ReceivedCommands()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None

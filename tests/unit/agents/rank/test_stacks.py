@@ -1,5 +1,5 @@
-"""The stacks of a process: the training thread comes first, long stacks are shortened, and the answer is not delayed if
-reading a source file or asking the recorder of collectives hangs."""
+"""The stacks of a process: the training thread comes first, long stacks are shortened, and a source file or a flight
+recorder that hangs does not delay the answer."""
 
 import sys
 import threading

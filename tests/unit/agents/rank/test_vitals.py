@@ -1,5 +1,5 @@
 """Vitals (sensor values of a rank's GPU and host): the right GPU is read, and a missing GPU or value is never replaced
-by another. NVML is a fake here."""
+by another. The tests use a fake NVML module."""
 
 import sys
 from types import ModuleType

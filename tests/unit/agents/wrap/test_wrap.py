@@ -1,5 +1,4 @@
-"""A wrapped program: the environment of its processes, its steps, its knobs, and that `cockpit wrap` cannot break
-it."""
+"""A wrapped program: its processes' environment, its steps, its knobs; an error in `cockpit wrap` must not break it."""
 
 import os
 import subprocess
@@ -253,7 +252,8 @@ def test_a_phase_inside_another_counts_once() -> None:
 
 
 class SharedStore(StoreRanks):
-    """A rank that runs in a thread of this process; all ranks share the store `values`."""
+    """A rank's access to the store `values`, which it shares with the other ranks; each rank is a thread of this
+    process."""
 
     def __init__(self, rank: int, world: int, values: dict[str, bytes], closing: threading.Event) -> None:
         self.rank, self.world, self._closing = rank, world, closing

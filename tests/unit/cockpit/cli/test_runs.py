@@ -170,7 +170,7 @@ def test_runs_that_ended_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_simulated_run_has_its_mark_from_the_first_segment_on(tmp_path: Path) -> None:
-    """The snapshot of the first segment is empty, because the hub records before the first rank has joined."""
+    """The snapshot of the first segment is empty, because the hub starts to record before the first rank has joined."""
     path, log = tmp_path / "run.db", UpdateLog()
     recorder = Recorder(path, log, Limits(commit_s=0.01))
     began = Event(1.0, "info", "hub", "the hub has begun")

@@ -83,7 +83,7 @@ def test_outputs_of_a_live_run(capsys: Printed) -> None:
 
 
 def test_outputs_of_an_ended_run(runs: Path, capsys: Printed) -> None:
-    """This test runs after `test_outputs_of_a_live_run`, because it stops the run."""
+    """This test stops the run, so it runs after `test_outputs_of_a_live_run`."""
     assert cockpit(["set", "stop", "--wait", "--json"]) in (
         0,
         3,

@@ -1,4 +1,5 @@
-"""The visible part of a long list: it follows the newest item, keeps its position, and shows a short list in full."""
+"""The visible part of a long list: it follows the newest item until the cursor moves up, stays near an item that is
+dropped, and shows a short list in full."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What-if planning without a screen: legal changes of a layout, the fit to measured steps, and the worker thread."""
+"""What-if planning without a screen: legal changes to a layout, the fit to measured steps, and the worker thread."""
 
 import threading
 import time
@@ -77,8 +77,8 @@ def test_the_bound_of_1f1b_is_the_textbook_formula(m: int, idle: float) -> None:
 
 
 def test_times_are_fitted_to_the_steps_of_the_run() -> None:
-    """The fit recovers the factor of a machine on which computation and communication take 1.5 times as long as
-    planned."""
+    """If computation and communication take 1.5 times as long as planned, the fit recovers this factor from the
+    steps."""
     layout = large_layout()
 
     def truth(m: int) -> float:

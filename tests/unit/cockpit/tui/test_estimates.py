@@ -1,4 +1,4 @@
-"""Estimates on the board show the interval first, and a single value only if the interval is narrow."""
+"""Estimates on the knob board show the interval first, and a single value only if the interval is narrow."""
 
 from rich.style import Style
 

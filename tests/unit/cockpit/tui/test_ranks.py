@@ -1,5 +1,5 @@
-"""The drawn panels of the ranks screen: the rank grid by node, its comparisons, rank x step, the inspector and the list
-of metrics."""
+"""The drawn panels of the ranks screen: the rank grid by node and what its colours compare, the rank-by-step panel, the
+inspector and the list of metrics."""
 
 from dataclasses import replace
 

@@ -33,7 +33,7 @@ def tokens() -> Tensor:
 
 
 def ours(folder: Path) -> Stage:
-    """The model of a checkpoint, loaded in this process."""
+    """The engine's model with the weights of the checkpoint in `folder`, loaded in this process."""
     checkpoint = read(folder)
     model = checkpoint.manifest.layout.model
     meter = Meter(model.prediction_layers.stop, model.moe.experts if model.moe else 0)
@@ -217,8 +217,8 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
 
 
 def with_prediction(folder: Path) -> Any:
-    """Save a random DeepSeek-V3 with a multi-token prediction module, under the tensor names of DeepSeek's release.
-    Returns the transformers model, which lacks the multi-token prediction module."""
+    """Save a randomly initialised DeepSeek-V3 with a multi-token prediction module, under the tensor names of
+    DeepSeek's release. Returns the transformers model, which lacks the multi-token prediction module."""
     from safetensors.torch import load_file, save_file
 
     model, path = saved_model("deepseek_v3", folder, num_nextn_predict_layers=1), folder / "model.safetensors"

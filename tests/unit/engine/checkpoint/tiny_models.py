@@ -1,4 +1,5 @@
-"""Tiny random models of transformers, one for each architecture that the engine reads and writes."""
+"""Tiny, randomly initialised Hugging Face models, one or more for each architecture that the engine imports and
+exports."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ MODELS["deepseek_v3 without q_lora"] = MODELS["deepseek_v3"] | MODELS["deepseek_
 
 
 def saved_model(name: str, folder: Path, seed: int = 0, **more: Any) -> Any:
-    """A random model of the architecture `name`, saved in `folder`."""
+    """A randomly initialised model of the architecture `name`, saved in `folder`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)

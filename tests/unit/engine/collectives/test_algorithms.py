@@ -28,7 +28,7 @@ def inputs(ranks: int, elements: int, dtype: torch.dtype = torch.float64) -> lis
 
 
 def ran(kind: str, name: str, given: list[Tensor], node: int | None = None) -> list[tuple[Tensor, Traffic]]:
-    """Run a collective, and check the bytes that each rank sends against the formula. Returns each rank's buffer
+    """Run a collective, and check that each rank sends as many bytes as the formula gives. Returns each rank's buffer
     afterwards, and its traffic."""
 
     def work(port: Port) -> tuple[Tensor, Traffic]:
@@ -122,7 +122,7 @@ def test_no_algorithm_sends_less_than_the_bandwidth_optimum(ranks: int) -> None:
 
 
 def ring_sum(given: list[Tensor]) -> Tensor:
-    """Part c begins at rank c + 1 and ends at rank c."""
+    """The sum that a ring computes: for part c, it starts at rank c + 1 and ends at rank c."""
     ranks = len(given)
     return torch.cat(
         [

@@ -44,7 +44,8 @@ def seconds(name: str, size: int, ranks: int = 8) -> float:
 
 
 def measured(noise: float = 0.0) -> Measured:
-    """Three measured times for each call: the second is longer and the third shorter by the fraction `noise`."""
+    """Three measured times for each call: the second is longer than the first by the fraction `noise`, and the third is
+    shorter by the same fraction."""
     factors = (1.0, 1 + noise, 1 - noise)
     return Measured(
         "gloo",
@@ -90,9 +91,9 @@ def test_noise_widens_the_interval_around_the_estimate() -> None:
 
 
 def test_sizes_of_the_crossover_are_those_of_the_formulas() -> None:
-    """Eight ranks: doubling takes 3 (alpha + n beta), halving-doubling 6 alpha + 2 7/8 n beta, so they are equal at n =
-    3 alpha / (1.25 beta). A ring sends the same number of bytes as halving-doubling but needs more steps, so it is
-    never chosen."""
+    """With eight ranks, doubling takes 3 (alpha + n beta), and halving-doubling takes 6 alpha + 2 x 7/8 n beta. The
+    times are equal at n = 3 alpha / (1.25 beta). A ring sends the same number of bytes as halving-doubling but needs
+    more steps, so it is never chosen."""
     bands = [
         (band.algorithm, band.from_bytes, band.to_bytes) for band in report(SETTINGS, measured())[0].chosen
     ]

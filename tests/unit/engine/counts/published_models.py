@@ -13,8 +13,8 @@ from engine.planner.workload.transformer import (
 
 
 def gpt(layers: int, d_model: int, heads: int, vocab: int, positions: int) -> Transformer:
-    """GPT-2 and GPT-3 have LayerNorm, biases, learned positions, an MLP of width 4 D without a gate, and a tied
-    head."""
+    """GPT-2 and GPT-3 have LayerNorm, biases, learned position embeddings, an MLP of width 4 D without a gate, and a
+    tied head."""
     attention = Attention(heads, heads, d_model // heads, bias=True)
     layer = Layer(attention, Dense(4 * d_model, gated=False, bias=True))
     return Transformer(d_model, vocab, (layer,) * layers, True, norm_parameters=2, positions=positions)

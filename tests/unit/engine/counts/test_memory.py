@@ -87,8 +87,8 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The maximum, over the actions of a schedule, of the total size of the micro-batches in flight. A micro-batch on
-    the n-th stage of this rank has the size `weights[n]`."""
+    """The largest total size of the micro-batches in flight, found by executing a schedule one action after another. A
+    micro-batch on the n-th stage of this rank has the size `weights[n]`."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):

@@ -1,4 +1,5 @@
-"""Tests of parameter counts against published totals and the engine's own count, and of their division over ranks."""
+"""Tests of parameter counts against published totals and the engine's own count, and of how the parameters are divided
+among ranks."""
 
 from dataclasses import replace
 

@@ -60,7 +60,7 @@ LOSS = 4  # size of a scalar loss in bytes
 
 
 class OneStage:
-    """The whole model of a layout in this process, with its weights in the precision of the matrix products."""
+    """The model of a layout as a single pipeline stage in this process, with the weights in `train.precision`."""
 
     def __init__(self, overrides: list[str]):
         layout = load(DEMO, [*ALONE, *overrides])

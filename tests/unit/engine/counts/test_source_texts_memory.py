@@ -2,8 +2,8 @@
 
 The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
 because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
-is the guide with the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the numbers that agree with the
-planner. WRONG lists the numbers that differ from the planner's, each with the correct number and the reason.
+is the guide that covers the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the numbers that agree with
+the planner. WRONG lists the numbers that differ from the planner's, each with the correct number and the reason.
 """
 
 from collections.abc import Callable

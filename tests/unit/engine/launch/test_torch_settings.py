@@ -1,4 +1,4 @@
-"""The PyTorch settings that the engine makes before a run: flight recorder, determinism, timeouts."""
+"""The PyTorch settings that the engine applies before a run: flight recorder, determinism, timeouts."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,5 @@
-"""Implementations of operations that are faster on a CPU than PyTorch's: their values and gradients equal PyTorch's."""
+"""Operations that the engine implements itself on a CPU, because PyTorch's are slower: values and gradients equal
+PyTorch's."""
 
 import pytest
 import torch

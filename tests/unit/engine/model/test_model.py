@@ -1,5 +1,5 @@
-"""Compares the model with a plain implementation of its formulas, and the number of dropped (token, expert) pairs with
-a count in a plain loop."""
+"""Compares the model's logits with a plain implementation of its formulas, and the (token, expert) pairs that it keeps
+with those that a plain loop keeps."""
 
 import math
 from collections import Counter
@@ -156,7 +156,8 @@ def test_drops_equal_a_count_in_a_loop(layout: Layout, factor: float) -> None:
 
 
 def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout) -> None:
-    """Compares d(coef x scale x aux) / d(router) with autograd through the formula for a sequence."""
+    """Compares the router's gradient with coef x scale x d(aux) / d(router), for which autograd differentiates a plain
+    implementation of the loss formula."""
     meter = Meter(1, 8)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe

@@ -64,7 +64,8 @@ def plain_scores(layer: MoeLayer, token: Tensor) -> list[float]:
 
 
 def plain_top(layer: MoeLayer, scores: list[float]) -> list[int]:
-    """DeepSeek-V3, section 2.1.2: biased scores choose groups, then experts within them."""
+    """The experts of a token, as in DeepSeek-V3, section 2.1.2: first groups and then experts within them, by biased
+    score."""
     moe = layer.router.moe
     bias = [0.0] * E if layer.router.bias is None else layer.router.bias.tolist()
     wanted = [score + b for score, b in zip(scores, bias, strict=True)]
@@ -188,7 +189,8 @@ def test_rounding_does_not_choose_between_equal_tokens(x: Tensor) -> None:
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("what", ["aux", "z"])
 def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what: str) -> None:
-    """Compares d(coefficient x scale x loss) / d(router) with autograd through the formula for each sequence."""
+    """Compares the router's gradient with coefficient x scale x d(loss) / d(router), for which autograd differentiates
+    a plain implementation of the loss formula."""
     coefs = {"aux": {"aux_loss_coef": 0.5}, "z": {"z_loss_coef": 0.5}}[what]
     layer, _ = layer_of(
         KnobValues(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
@@ -213,7 +215,8 @@ def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what:
 
 
 def test_with_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
-    """DeepSeek-V3, eq. 17-20: the loss counts each token's K highest scores, without the bias and over all groups."""
+    """DeepSeek-V3, eq. 17-20: the balancing loss counts the experts with each token's K highest unbiased scores, in any
+    group."""
     layer, _ = layer_of(
         KnobValues(aux_scale=0.25, aux_loss_coef=0.5),
         balance="aux+bias",

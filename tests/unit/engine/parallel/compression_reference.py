@@ -1,4 +1,5 @@
-"""Compressed sums of several replicas in one process, from docs/train/compression.md, without the engine's code.
+"""A reference for compressed sums, written from docs/train/compression.md without the engine's code; all replicas are
+in one process.
 
 `xs` are the replicas' vectors, residuals included. Each function returns the sum and what each replica sent.
 """

@@ -136,8 +136,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel uses them, so this test gives it the
-    log-sum-exp as a view of the same memory with contiguous strides."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects strides, so this test passes it
+    the log-sum-exp as a view of the same memory with contiguous strides."""
     kernel = flash_attention.backward
 
     def by_pointer(

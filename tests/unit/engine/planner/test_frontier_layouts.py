@@ -49,8 +49,8 @@ def test_it_plans_and_fits(name: str) -> None:
 
 
 def test_published_step_times() -> None:
-    """The interval for Llama 3 405B contains the published 400 TFLOP/s per GPU (arXiv 2407.21783, table 4). The step
-    time of DeepSeek-V3 is within a third of the published 19.93 s (arXiv 2505.09343, table 4).
+    """The predicted interval for Llama 3 405B contains the published 400 TFLOP/s per GPU (arXiv 2407.21783, table 4).
+    The predicted step time of DeepSeek-V3 is within a third of the published 19.93 s (arXiv 2505.09343, table 4).
     `python -m tests.bench plan` reports the errors for all published step times."""
     llama = what_if(load(FRONTIER / "llama3-405b.toml"))
     assert llama.time

@@ -117,8 +117,8 @@ def test_a_mixture_by_hand() -> None:
     ids=["grouped-query", "tied", "shared, every second", "dense first", "drops", "expert choice"],
 )
 def test_torch_counts_the_same(overrides: list[str]) -> None:
-    """Compares the FLOPs with PyTorch's count of all matrix products in a forward and a backward pass. Torch counts all
-    attention scores, but only the half that the causal mask keeps counts as model FLOPs."""
+    """Compares the FLOPs with PyTorch's count of all matrix products in a forward and a backward pass. PyTorch counts
+    all attention scores, but model FLOPs include only the half that the causal mask leaves visible."""
     layout = load(DEMO, [*SMALL, *overrides])
     model, meter = layout.model, Meter(layout.model.layers, 8)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)

@@ -1,5 +1,5 @@
 """Tests when the planner is certain which of two layouts is faster, how the limits are calibrated, and that the planner
-is never certain of the wrong order of two published layouts."""
+never claims that the slower of two published layouts is certainly the faster one."""
 
 from dataclasses import replace
 from math import log
@@ -20,7 +20,7 @@ ONE = {"compute": 0.8, "tp": 0.2}
 
 
 def times(ratio: float) -> dict[str, float]:
-    """The phase times of a step that takes `ratio` seconds, all of them computation."""
+    """The phase times of a step that takes `ratio` seconds and consists of computation only."""
     return {"compute": ratio, "tp": 0.0}
 
 

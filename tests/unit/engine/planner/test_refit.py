@@ -1,5 +1,5 @@
-"""Tests that a fit of the planner's times to the steps of a run recovers known factors, and gives intervals for the
-effects of changes."""
+"""Tests the fit of predicted step times to a run's measured steps: it recovers known factors, and gives intervals for
+the effects of changes."""
 
 import numpy as np
 import pytest

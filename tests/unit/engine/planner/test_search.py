@@ -1,4 +1,4 @@
-"""Tests of the layout search: comparison with full plans of all choices, published grids, explanations."""
+"""Tests of the layout search: comparison with an exhaustive search, published grids, explanations."""
 
 import json
 
@@ -28,7 +28,7 @@ def small(*more: str) -> Layout:
 
 
 def test_nothing_that_fits_is_faster() -> None:
-    """Compares the search result with full plans of all choices of a layout for 4 ranks."""
+    """Compares the search result for 4 ranks with an exhaustive search, which plans every choice in full."""
     layout, capacity = small(), MARGIN * H100.device.memory_bytes
     every = []
     for choice in choices(layout, 4, 8):

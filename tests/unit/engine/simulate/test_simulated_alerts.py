@@ -15,7 +15,7 @@ STEPS = 110
 
 
 def alerts(run: Run, steps: int = STEPS) -> list[Alert]:
-    """The alerts that the hub's detectors raise during a run. The detectors check after each step."""
+    """The alerts that the hub's detectors raise during a run. The detectors run after each step."""
     state, raised = RunState(), []
     detection = Detection(all_detectors(), cpu_s=lambda: 0.0)
     for message in run.introductions():

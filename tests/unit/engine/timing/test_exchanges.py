@@ -76,8 +76,8 @@ def test_step_and_roofline_take_the_same_time_for_an_axis(path: str, words: str)
 
 @pytest.mark.parametrize(("path", "words"), [case for case in SHIPPED + CHANGED if "frontier" not in case[0]])
 def test_the_engines_collectives_send_what_its_meter_counts(path: str, words: str) -> None:
-    """The two may differ only by the small exchanges that the predicted step time leaves out: the loss, the counts of
-    (token, expert) pairs, and the gradients of replicated weights."""
+    """The bytes in the predicted step time equal those of `traffic`, except for small exchanges that the prediction
+    leaves out: the loss, the counts of (token, expert) pairs, and the gradients of replicated weights."""
     job, machine, name = planned(path, words)
     for pp in range(job.grid.pp):
         sent = traffic(job, job.grid.rank(pp=pp))

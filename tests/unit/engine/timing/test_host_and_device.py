@@ -1,5 +1,5 @@
-"""Tests the predicted step time when the host launches kernels while the device computes, and the kernels that a
-framework release runs."""
+"""Predicted step times when the host launches kernels while the device computes, and the kernels that each framework is
+assumed to run."""
 
 from dataclasses import replace
 
@@ -28,7 +28,8 @@ def step() -> Step:
 
 
 def test_the_device_finishes_a_head_at_the_end_of_a_pass_that_the_host_limits() -> None:
-    """The host launches layers for 100 s. The head then runs for 50 s after the layers, whose device time is short."""
+    """The host takes 100 s to launch the layers, which need little device time. The head then runs for 50 s on the
+    device."""
     layers, head = Seconds(compute=1.0, launches=100), Seconds(compute=50.0, launches=1)
     seconds = step()._seconds
     assert seconds([(layers,), (head,)]) == pytest.approx(100 + 50 + PAUSE, rel=0.01)

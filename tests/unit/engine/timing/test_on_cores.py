@@ -103,8 +103,8 @@ def test_operations_of_the_host_add_to_the_kernels() -> None:
 
 
 def test_more_ranks_than_measured_wait_for_a_core() -> None:
-    """A step of 8 data-parallel ranks takes 4 times as long on the cores of a probe with 2 ranks as on those of a probe
-    with 8."""
+    """A step of 8 data-parallel ranks is predicted to take 4 times as long with a hardware description that was
+    measured with 2 ranks as with one that was measured with 8."""
     job = job_of("grid.dp_shard=8", "knobs.micro_batches=1")
     two, eight = (predict(job, machine(ranks=ranks)).step_s[1] for ranks in (2, 8))
     assert two == pytest.approx(4 * eight)
@@ -136,7 +136,7 @@ def test_units_of_fsdp(overrides: list[str], dense: list[int], experts: list[int
 
 
 def test_a_device_of_its_own_is_no_core() -> None:
-    """A hardware description that a probe of GPUs has written has no `cores`, so step times are predicted as for other
+    """A hardware description that was measured on GPUs has no `cores`, so step times are predicted as for other
     GPUs."""
     own = machine()
     gpus = replace_measured(own, cores=None)

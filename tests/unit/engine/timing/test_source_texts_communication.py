@@ -3,8 +3,8 @@ bytes and times.
 
 The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
 because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
-is the guide with the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the numbers that agree with the
-planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
+is the guide that covers the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the numbers that agree with
+the planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
 """
 
 from collections.abc import Callable
@@ -52,9 +52,9 @@ def transfer(size: float, bandwidth: float) -> float:
 
 
 def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
-    """Bytes that a rank sends over tp for one layer and micro-batch, in forward and backward. The engine's eight
-    all-gathers and reduce-scatters of a layer send as much as four all-reduces. The result is the difference between
-    models of two layers and one, because embedding and head send too."""
+    """Bytes that a rank sends over tp for one layer and micro-batch, in forward and backward. In the engine, a layer
+    has eight all-gathers and reduce-scatters, which together send as much as four all-reduces. The result is the
+    difference between models of two layers and one, because embedding and head send too."""
     two, one = (
         traffic(
             Job(models.gpt(layers, hidden, 96, 51200, 2048), 2048, micro_batch, micro_batch, Grid(tp=tp)), 0
@@ -77,8 +77,8 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
-    """Bytes that a rank sends over dp in a step, divided by the bytes of the model's layers, for many ranks. The
-    embedding and the head are left out, as in the source text."""
+    """Bytes that a rank sends over dp in a step, divided by the size of the layers in bytes, in the limit of many
+    ranks. The embedding and the head are left out, as in the source text."""
     sent = []
     for layers in (2, 1):
         model = models.gpt(layers, 1024, 16, 512, 128)

@@ -193,7 +193,8 @@ def test_data_parallel_all_reduce_of_the_source_texts(
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """Text D, section 8.4: FSDP sends 3 N and DDP 2 N bytes, with one precision and one micro-batch."""
+    """Text D, section 8.4: FSDP sends 3 N and DDP 2 N bytes if weights and gradients have the same dtype and a step has
+    one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)

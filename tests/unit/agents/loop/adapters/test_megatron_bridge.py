@@ -1,7 +1,7 @@
-"""Tests the Megatron-Bridge callback without the package: a stand-in calls it in the order of Megatron-Bridge's
-`train`.
+"""Tests the Megatron-Bridge callback without the package: a stand-in calls its methods in the same order as
+Megatron-Bridge's `train`.
 
-`tests/ranks/adapters/megatron_bridge` tests the callback with the package.
+`tests/ranks/adapters/megatron_bridge` tests the callback with the real package.
 """
 
 import sys

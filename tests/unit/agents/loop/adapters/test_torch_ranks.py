@@ -13,7 +13,8 @@ ROOM = LEAST - LENGTH
 
 
 class Group:
-    """A group of ranks that are threads. `gathers`: number of all-gather calls so far, summed over the ranks."""
+    """A fake process group whose ranks are threads. `gathers`: number of all-gather calls so far, summed over the
+    ranks."""
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch.distributed as dist
@@ -38,7 +39,7 @@ class Group:
         """Does nothing, because `allgather` returns only when the data has been exchanged."""
 
     def agree(self, *calls: list[bytes]) -> list[list[list[bytes]]]:
-        """Call the all-gather on all ranks, once for each item of `calls`, which has the bytes that each rank passes.
+        """Call the all-gather on all ranks, once for each item of `calls`: the bytes that the ranks pass in this call.
         Returns the gathered bytes: for each rank, a list with the result of each call."""
         got: dict[int, list[list[bytes]]] = {}
 

@@ -19,7 +19,7 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[str]:
-    """Start `cockpit listen` with the test's folder for its runs, and yield its URL."""
+    """Start `cockpit listen` with `tmp_path` as its runs folder, and yield the URL that it listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = subprocess.Popen(

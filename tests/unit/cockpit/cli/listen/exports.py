@@ -1,5 +1,5 @@
-"""OpenTelemetry exports for the receiver of `cockpit listen`, and a fake loop that records the steps that the receiver
-derives from them."""
+"""OpenTelemetry exports for the receiver of `cockpit listen`, and a fake of the loop object that `agents.join` returns,
+which records the steps that the receiver derives from the exports."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ DEADLINE_S = 30.0
 
 
 class Noted:
-    """Replaces the loop that `agents.join` returns; records the steps and events that it is given."""
+    """Replaces the loop object that `agents.join` returns; records the steps and events that it is given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[int, float, dict[str, Any]]] = []
@@ -57,7 +57,8 @@ class Noted:
 
 
 def request(*points: tuple[str, dict[str, Any]], run_id: str = "r") -> Any:
-    """An export request: points with `count` and `sum` are histograms, points with `as_double` or `as_int` gauges."""
+    """An export request: points with `count` and `sum` become histograms, and points with `as_double` or `as_int`
+    become gauges."""
     export = ExportMetricsServiceRequest()
     resource = export.resource_metrics.add()
     resource.resource.attributes.add(key="nemo.run.id").value.string_value = run_id

@@ -33,7 +33,7 @@ def cockpit(runs: Path, *words: str) -> Any:
 
 
 def until(true: Callable[[], Any]) -> Any:
-    """Poll `true` until it returns a truthy value, and return that value."""
+    """Call the function `true` repeatedly until it returns a truthy value, and return that value."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := true()):
         assert time.monotonic() < deadline
@@ -70,7 +70,7 @@ class Training:
         self._skipped = meter.create_counter(name("skipped_iters"))
 
     def step(self, iteration: int, ms: float, loss: float) -> None:
-        """A step that ends after `ms`, with `iteration` steps before it."""
+        """Record step `iteration`, which takes `ms`."""
         with self.tracer.start_as_current_span(
             "megatron.train.iteration", attributes={"megatron.iteration": iteration}
         ):

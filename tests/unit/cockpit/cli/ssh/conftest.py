@@ -26,7 +26,7 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("
 
 @pytest.fixture(scope="session")
 def far_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of runs of the other machine, with the live run r-1."""
+    """The other machine's runs folder, which contains the live run r-1."""
     runs = tmp_path_factory.mktemp("far")
     hub = HubProcess(runs / "r-1").start()
     deadline = time.monotonic() + 15
@@ -62,8 +62,8 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, far_runs: Path, tmp_path: Path) -> None:
-    """This machine has an empty folder of runs; the command `cockpit` of the other machine uses that machine's
-    folder."""
+    """Give this machine an empty runs folder, and the other machine a `cockpit` command that uses the other machine's
+    runs folder."""
     (tmp_path / "near").mkdir()
     monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path / "near"))
     command = tmp_path / "cockpit"

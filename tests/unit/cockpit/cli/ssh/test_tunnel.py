@@ -118,7 +118,7 @@ def test_the_other_machine_is_left_when_this_process_is_killed(server: Server, t
 
 
 def _processes(marker: bytes) -> list[Path]:
-    """The processes of this test session's user whose command line contains `marker`."""
+    """The `cmdline` files in /proc, one per process, that this user can read and that contain `marker`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""Kept steps: which steps are kept, their content, and that a resumed run replaces them."""
+"""The step history: which steps it keeps, what it stores for each, and that a resumed run replaces repeated steps."""
 
 import math
 import random

@@ -1,4 +1,5 @@
-"""Anomalies: their order, what they select, and that none is listed twice."""
+"""Anomalies: their order, the screen and the rank, expert or step that each one selects, and that none is listed
+twice."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Event marks: their step, their kind, and the change of a metric around them."""
+"""Event marks: their step, their kind, and how a metric changes around them."""
 
 from collections.abc import Iterator
 

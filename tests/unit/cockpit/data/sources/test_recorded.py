@@ -1,4 +1,4 @@
-"""The headless commands on an ended run, which read its recording."""
+"""Headless commands that read the recording of an ended run."""
 
 import json
 import random

@@ -44,7 +44,7 @@ RESAMPLES = 10_000
 class NoVote:
     """Does nothing at a step boundary, in place of the vote."""
 
-    def begin(self, step: int, stop: bool) -> None:
+    def begin(self, step: int, stop: bool, save: bool = False) -> None:
         self._stop = stop
 
     def end(self, step: int) -> bool:

@@ -41,16 +41,6 @@ SECONDS = {"telemetry": 26.0, "control": 12.0}
 RESAMPLES = 10_000
 
 
-class NoVote:
-    """Does nothing at a step boundary, in place of the vote."""
-
-    def begin(self, step: int, stop: bool, save: bool = False) -> None:
-        self._stop = stop
-
-    def end(self, step: int) -> bool:
-        return self._stop
-
-
 def measure(context: RankContext, size: str) -> None:
     import torch
     import torch.distributed as dist
@@ -58,8 +48,21 @@ def measure(context: RankContext, size: str) -> None:
     from agents.rank.agent import Agent
     from agents.rank.sensors.vitals import Sensors
     from engine.config.toml import from_toml
+    from engine.control.vote import KnobVote
     from engine.metering.meter import Meter
     from engine.train.trainer import Trainer
+
+    class NoVote(KnobVote):
+        """Does nothing at a step boundary."""
+
+        def __init__(self) -> None:
+            self.save = False
+
+        def begin(self, step: int, stop: bool, save: bool = False) -> None:
+            self._stop = stop
+
+        def end(self, step: int) -> bool:
+            return self._stop
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
@@ -93,7 +96,7 @@ def measure(context: RankContext, size: str) -> None:
         agent.mute(not on)
 
     def turn_control(on: bool) -> None:
-        trainer.steering.vote = switch if on else NoVote()  # type: ignore[assignment]
+        trainer.steering.vote = switch if on else NoVote()
 
     run(WARM_UP)
     step_s = agreed(median(run(WARM_UP)))

@@ -140,7 +140,7 @@ class Client:
 
     def changes(self, timeout_s: float) -> Iterable[Update]:
         """The same as `poll`, except that after a snapshot the updates that rebuild the state are generated one by one.
-        So no list of them is built for a reader that uses the new `state` directly.
+        So no list of these updates is built for a reader that uses the new `state` directly.
         """
         deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []

@@ -1,5 +1,5 @@
-"""Prints the output of headless commands. Every line that a headless command prints goes through this module. It
-removes control characters, because names, reasons and values come from runs and files.
+"""Prints the output of headless commands. Every line that a headless command prints goes through this module. This
+module removes control characters, because names, reasons and values come from runs and files.
 """
 
 import sys

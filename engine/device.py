@@ -60,7 +60,7 @@ def device_uuid(device: torch.device) -> str | None:
 
 
 def set_device(device: torch.device) -> None:
-    """Make `device` the current CUDA device. Call it before the process group is created."""
+    """Make `device` the current CUDA device. Call this function before the process group is created."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

@@ -21,7 +21,7 @@ FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
 
 
 def slack_message(run: str, alert: Alert) -> dict[str, str]:
-    """The JSON body for a Slack incoming webhook: one text, with the characters of Slack's markup escaped
+    """The JSON body for a Slack incoming webhook: one message, in which the characters of Slack's markup are escaped
     (https://docs.slack.dev/messaging/formatting-message-text).
     """
     state = alert.level if alert.active else "ended"

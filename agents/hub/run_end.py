@@ -45,8 +45,8 @@ class RunEnd:
         return None
 
     def publish(self) -> None:
-        """Publish the end of the run. Ranks that sent no goodbye are marked as gone. Their exit counts as clean if the
-        leader's goodbye was clean and no failure was recorded.
+        """Publish the end of the run. Ranks that sent no goodbye are marked as gone. The exit of these ranks counts as
+        clean if the leader's goodbye was clean and no failure was recorded.
         """
         state = self._update_log.state
         failure = last_failure(self._folder, self._began_s)

@@ -36,8 +36,8 @@ def join(
     host: str | None = None,
     first_step: int = 0,
 ) -> Loop:
-    """Connect to the run's hub as one rank of the run. All ranks call it, with the same `run`, `world`, `run_dir` and
-    `layout`.
+    """Connect to the run's hub as one rank of the run. All ranks call this function, with the same `run`, `world`,
+    `run_dir` and `layout`.
 
     `axes`: this rank's coordinates, such as ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named
     axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,
@@ -45,7 +45,7 @@ def join(
     or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
     shown beside the metrics. `host`: the machine on which the training runs, if this process only forwards the records
     of another program; nothing is then reported about this process. `first_step`: the number of the first training
-    step, 0 or 1. Clients use it to count the completed steps.
+    step, 0 or 1, from which clients count the completed steps.
 
     Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
     loop runs without a hub if none can be started.

@@ -75,7 +75,7 @@ class Loop:
         about: str = "",
         waits: Callable[[Any], str] | None = None,
     ) -> None:
-        """Declare a knob, whose `apply` is called with the new value, between two steps.
+        """Declare a knob. Between two steps, `apply` is called with the knob's new value.
 
         `legal`: a list of choices, or a pair (lowest, highest), or a function that returns one of these if the legal
         values change during the run. `value`: the current value. Declare the same knobs on all ranks, before the first

@@ -1,7 +1,7 @@
 """Facts in a rank's hello: the experts that the rank holds, by layer.
 
-The text is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these layers.
-A list that is too long for one fact continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
+The value is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these
+layers. A list that is too long for one fact continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
 """
 
 import re
@@ -47,7 +47,7 @@ def held_facts(experts_by_layer: Mapping[int, Iterable[int]]) -> dict[str, Value
 
 
 def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
-    """The texts of the facts `experts_held`, `experts_held_2` and so on; ranks with equal texts hold the same
+    """The values of the facts `experts_held`, `experts_held_2` and so on; ranks with equal values hold the same
     experts."""
     texts: list[str] = []
     while isinstance(text := facts.get(_name(len(texts) + 1)), str):
@@ -56,7 +56,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """Parse the texts of the facts into layers and experts; groups that cannot be parsed are left out."""
+    """Parse the values of the facts into layers and experts; groups that cannot be parsed are left out."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")
@@ -71,7 +71,7 @@ def _name(number: int) -> str:
 
 
 def _parts(numbers: Iterable[int]) -> list[str]:
-    """Texts that list the numbers as ranges, such as ``0-3,7``, with at most `RANGES` ranges each."""
+    """Strings that list the numbers as ranges, such as ``0-3,7``, with at most `RANGES` ranges each."""
     spelled = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         part = [number for _, number in run]

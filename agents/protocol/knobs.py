@@ -9,7 +9,7 @@ from agents.protocol.base import FiniteValue, Name, Text, Value, spell
 
 class Legal(Struct, array_like=True, frozen=True):
     """The legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`. With `form`,
-    any text is legal here, and the ranks check it; `form` describes the notation."""
+    any string is legal here, and the ranks check it; `form` describes the notation."""
 
     choices: Annotated[list[Value], Meta(max_length=256)] = []
     low: float | None = None

@@ -50,7 +50,7 @@ class Hello(Message, frozen=True):
 
 
 class Board(Message, frozen=True):
-    """The current knob board. The leader sends it with its hello and after each applied revision."""
+    """The current knob board. The leader sends this message with its hello and after each applied revision."""
 
     rank: Rank
     revision: Revision
@@ -150,7 +150,7 @@ class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Experts(Message, frozen=True):
-    """The expert load of each layer over all ranks; rank 0 sends it."""
+    """The expert load of each layer over all ranks, sent by rank 0."""
 
     step: Count
     layers: Annotated[list[LayerLoad], Meta(max_length=1024)]

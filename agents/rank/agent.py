@@ -57,8 +57,8 @@ class Agent:
     def introduce(self, hello: Hello, board: Board | None) -> None:
         """Send this rank's Hello now and whenever a hub requests it; on the leader, also send the knob board.
 
-        Call it again after each applied revision, before `settle`, so that subscribers see the new board first.
-        Nothing is sent before the first call.
+        Call this method again after each applied revision, before `settle`, so that subscribers see the new board
+        first. Nothing is sent before the first call.
         """
         if self._link is None:
             return

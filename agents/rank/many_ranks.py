@@ -89,8 +89,8 @@ class ManyRanks:
     # ------------------------------------------------------------------------------------------- ranks
 
     def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
-        """Set the hellos of the ranks and the leader's board, and send them. Call it again after each applied change,
-        before `settle`, so that subscribers get the new board before the acks."""
+        """Set the hellos of the ranks and the leader's board, and send them. Call this method again after each applied
+        change, before `settle`, so that subscribers get the new board before the acks."""
         extra = [PREVIEWS] if self.preview else []
         self._hellos = {
             hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])

@@ -58,8 +58,8 @@ class Span:
 
 
 class Recording(Tables):
-    """The recording of a run that has ended or is live. Only one thread may use it at a time. The constructor raises
-    RecordingError if the recording cannot be read.
+    """The recording of a run that has ended or is live. Only one thread at a time may use this object. The constructor
+    raises RecordingError if the recording cannot be read.
     """
 
     # ------------------------------------------------------------------------------------------------ contents

@@ -21,7 +21,8 @@ COMMANDS_FILE = "commands.db"
 
 
 class Run(Struct, frozen=True):
-    """One run folder. `hub` is the content of its `hub.json`; None if the hub ended cleanly and removed the file."""
+    """One run folder. `hub` is the content of the folder's `hub.json`; None if the hub ended cleanly and removed the
+    file."""
 
     name: str
     folder: Path

@@ -1,6 +1,6 @@
-"""The hellos of all ranks, with equal texts and facts stored only once.
+"""The hellos of all ranks, with equal strings and facts stored only once.
 
-Most texts and facts are equal on all ranks, or on ranks with the same experts. Without sharing, the hellos of 4,096
+Most strings and facts are equal on all ranks, or on ranks with the same experts. Without sharing, the hellos of 4,096
 ranks take 15 MiB.
 """
 
@@ -13,7 +13,7 @@ from agents.protocol import Facts, Hello
 TEXTS = ("run", "host", "device", "layout")
 MOST = (
     1 << 16
-)  # maximum number of shared texts and facts; beyond it, all are forgotten, and later hellos share anew
+)  # maximum number of shared strings and facts; beyond it, all are forgotten, and later hellos share anew
 
 
 class Hellos(dict[int, Hello]):
@@ -49,7 +49,7 @@ class Hellos(dict[int, Hello]):
         key = hash(tuple(facts.items()))
         known = self._facts.get(key)
         if known is not None and _equal(known, facts):
-            return known  # before any text is looked up, because most ranks have known facts
+            return known  # before any string is looked up, because most ranks have known facts
         shared = {
             self._text(name): self._text(value) if isinstance(value, str) else value
             for name, value in facts.items()

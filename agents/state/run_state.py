@@ -1,7 +1,8 @@
 """The state of a run, built from updates by a pure reducer.
 
-The hub keeps a state for snapshots: `replay` returns the shortest list of updates that rebuilds the state. Each client
-keeps a state of its own. Replaying a recording rebuilds the state at any sequence number. This module reads no clock.
+The hub keeps a state, from which it makes snapshots; `replay` returns the shortest list of updates that rebuilds the
+state. Each client keeps a state of its own. Replaying a recording rebuilds the state at any sequence number. This
+module reads no clock.
 """
 
 from bisect import bisect_left, bisect_right

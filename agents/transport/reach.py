@@ -1,4 +1,5 @@
-"""How a rank connects to its hub: the endpoint and key, and, if it connects through a relay, the hub as a fallback."""
+"""How a rank connects to its hub: the endpoint, the key and, if the rank connects through a relay, the hub as a
+fallback."""
 
 from dataclasses import dataclass
 from pathlib import Path

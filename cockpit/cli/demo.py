@@ -1,4 +1,4 @@
-"""``cockpit demo``: starts a run on this machine, and opens its screen with the role operator."""
+"""``cockpit demo``: starts a run on this machine, and shows the run in a cockpit with the role operator."""
 
 import contextlib
 import signal

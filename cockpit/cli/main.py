@@ -64,8 +64,8 @@ def _call(words: list[str]) -> int:
 
 
 def _tunnel(options: Options) -> AbstractContextManager[None]:
-    """Context manager for the command: if the run is named by an ``ssh://`` URL, a tunnel to the run's machine;
-    otherwise it does nothing."""
+    """Context manager in which the command runs: opens a tunnel to the run's machine if the run is named by an
+    ``ssh://`` URL, and otherwise does nothing."""
     if not is_ssh(options.run):
         return nullcontext()
     from cockpit.cli.ssh.tunnel import tunnel_to

@@ -38,8 +38,8 @@ CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. It sets the attribute `call` of the parsed arguments to the function of the
-    chosen command."""
+    """The parser of the whole command line. The parser sets the attribute `call` of the parsed arguments to the
+    function of the chosen command."""
     top = _Parser(
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",

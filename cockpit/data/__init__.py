@@ -1,1 +1,2 @@
-"""Run data for screens and commands: the store, its sources, metrics and texts. Imports no Textual."""
+"""Run data for screens and commands: the store, the sources that fill it, metrics, and functions that format text.
+Imports no Textual."""

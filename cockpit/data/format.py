@@ -61,7 +61,7 @@ def age(seconds: float) -> str:
 
 
 def operation_text(operation: str) -> tuple[str, str]:
-    """The operation of a rank as a preposition and a text, such as (``in ``, ``backward, micro-batch 2``). The
+    """The operation of a rank as a preposition and a phrase, such as (``in ``, ``backward, micro-batch 2``). The
     preposition is "" if `operation` is a state, such as ``paused``."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
@@ -95,7 +95,7 @@ def grouped(value: float | None, digits: str = ".0f") -> str:
 
 
 def spaced(text: str) -> str:
-    """A sentence from the planner, with the screen's digit grouping: spaces instead of commas."""
+    """A sentence from the planner, in which spaces instead of commas group the digits, as on the screens."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 
@@ -107,7 +107,7 @@ def wrapped(text: str, width: int, **options: Any) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, each number together with its unit."""
+    """The words of `text`; a number and its unit form one word."""
     return [word.replace("\u00a0", " ") for word in _BEFORE_UNIT.sub("\u00a0", text).split(" ")]
 
 

@@ -187,7 +187,7 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial. A generated text keeps its newlines, and its metadata are
+    """The lines of the log, each with its command or trial. A generated sample keeps its newlines, and its metadata are
     in the field `sample`."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}

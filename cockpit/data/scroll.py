@@ -49,7 +49,7 @@ class Scroll:
         return Visible(lines, at, count - 1 - lines[-1][0])
 
     def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
-        """Move the cursor by `by` items; when it reaches the newest item, it follows new items again. `lines`: height
+        """Move the cursor by `by` items; a cursor that reaches the newest item follows new items again. `lines`: height
         of an item in lines."""
         if count < 1:
             return

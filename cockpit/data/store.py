@@ -156,8 +156,8 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Record that the hub's last message arrived `age_s` ago, and that the state has been older than it for
-        `behind_s`."""
+        """Record that the hub's last message arrived `age_s` ago, and that the state has been older than this message
+        for `behind_s`."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -283,7 +283,7 @@ class Store:
     @property
     def steps_done(self) -> int | None:
         """The number of steps completed at the newest summary, because the screen shows the values of that summary. The
-        records of ranks may already be a step ahead of it."""
+        records of ranks may already be a step ahead of this summary."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)
 

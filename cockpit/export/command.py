@@ -21,7 +21,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Format:
-    """An export format: the function that writes it, the unit of the returned count, and the library it needs."""
+    """An export format: the function that writes a file in this format, the unit of the count that the function
+    returns, and the library that the function needs."""
 
     module: str
     function: str

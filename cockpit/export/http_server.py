@@ -43,8 +43,8 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close slow connections. The server calls this twice a second. A socket timeout cannot do this, because it
-        restarts with each byte."""
+        """Close slow connections. The server calls this method twice a second. A socket timeout would not close a slow
+        connection, because the timeout restarts with each byte."""
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:

@@ -171,8 +171,8 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
 
 
 def serve(run: str | None, address: str, port: int, started: Callable[[int], None]) -> int:
-    """Serve a live run at `address` until `LINGER_S` seconds after the run has ended. Calls `started` with the
-    port on which it listens."""
+    """Serve a live run at `address` until `LINGER_S` seconds after the run has ended. Calls `started` with the port on
+    which the server listens."""
     connection = Connection(run)
     store = connection.store
 

@@ -1,5 +1,5 @@
-"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module needs no
-connection to a hub."""
+"""The rules of the autopilot: which changes the operator allows, and which events stop the autopilot. This module needs
+no connection to a hub."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

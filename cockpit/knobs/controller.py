@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Message:
-    """Feedback to the user, shown until the next key."""
+    """Feedback to the user, shown until the next key press."""
 
     level: Level
     text: str
@@ -42,7 +42,8 @@ class Message:
 def _key(
     method: Callable[Concatenate["BoardController", P], T],
 ) -> Callable[Concatenate["BoardController", P], T]:
-    """Decorator for methods that keys call: holds the store's lock, clears the last message and calls `changed`."""
+    """Decorator for methods that run on a key press: holds the store's lock, clears the last message, and calls
+    `changed`."""
 
     @wraps(method)
     def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +60,8 @@ def _key(
 
 
 class BoardController:
-    """Holds the edits, the preview query and the sent requests of one board. `changed` is called after each key."""
+    """Holds the edits, the preview query and the sent requests of one board. `changed` is called after each key
+    press."""
 
     def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
         self.source = source

@@ -7,7 +7,7 @@ from cockpit.knobs import values
 
 
 def unsaved_steps_text(store: Store) -> str:
-    """A text that says how many steps the run has done, and how many of them would be lost."""
+    """Says how many steps the run has done, and how many of them would be lost."""
     done = store.steps_done or 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""

@@ -230,15 +230,15 @@ class CockpitApp(TerminalApp):
         return self._run_exit.next_run
 
     async def action_quit(self) -> None:
-        """Exit; ask for confirmation first if that ends the run."""
+        """Exit; ask for confirmation first if the exit ends the run."""
         self._run_exit.quit()
 
     async def action_info(self) -> None:
         await self._opened(self.push_screen(InfoScreen(self.session)))
 
     async def action_runs(self) -> None:
-        """List the runs. A run that the user chooses is opened instead of this run; if that ends this run, the user
-        must confirm it first."""
+        """List the runs. Open a run that the user chooses instead of this run; if this run would end as a result, the
+        user must confirm first."""
         await self._opened(self.open_runs())
 
     def open_runs(self, at: Path | None = None) -> AwaitMount:

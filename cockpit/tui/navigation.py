@@ -1,5 +1,5 @@
-"""Selects steps, ranks, experts and anomalies, applies filters, and sets marks. Each method that a key calls returns
-one sentence for the user, or "".
+"""Selects steps, ranks, experts and anomalies, applies filters, and sets marks. Each method that runs on a key press
+returns one sentence for the user, or "".
 """
 
 from bisect import bisect_left, bisect_right
@@ -68,7 +68,7 @@ class Navigator:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
     def go(self, jump: Jump) -> str:
-        """Select the step, rank or expert in `jump`, and open the screen in `jump`, if it has one."""
+        """Select the step, rank or expert that `jump` names, and open the screen that `jump` names, if any."""
         selection = self.session.selection
         if jump.last or jump.step is not None:
             if self._seek:
@@ -105,7 +105,7 @@ class Navigator:
     # -------------------------------------------------------------------------------------------- the filter
 
     def parse_filter(self, text: str) -> Filter | None:
-        """Parse a filter; returns None for an empty text. Raises FilterError."""
+        """Parse a filter; returns None for an empty string. Raises FilterError."""
         with self.shown().lock:
             names = vocabulary(self.shown())
         return parse(text, names) if text.strip() else None

@@ -103,8 +103,8 @@ def _action(app: Steered, action: Action, title: str, where: DOMNode | None = No
 
 
 def _of_the_run(app: Steered) -> Iterator[Command]:
-    """Commands for the run's metrics, knobs, marks and anomalies. There may be many, so a command is listed only if it
-    matches the typed text."""
+    """Commands for the run's metrics, knobs, marks and anomalies. There may be many of these commands, so a command is
+    listed only if it matches the typed text."""
     store, navigator = app.shown, app.navigator
     selection = navigator.session.selection
 

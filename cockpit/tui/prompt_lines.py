@@ -17,7 +17,8 @@ from cockpit.tui.navigation import Navigator
 
 @dataclass(frozen=True)
 class Judged:
-    """Feedback on a text: a count beside the text, a line above it, and suggestions for the next word."""
+    """Feedback on what the user has typed: a count beside the input line, a line above it, and suggestions for the next
+    word."""
 
     count: str = ""
     hint: str = ""

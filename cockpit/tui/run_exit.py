@@ -26,7 +26,7 @@ class RunExit:
         self._final_save: Propose | None = None
 
     def quit(self) -> None:
-        """Exit; ask for confirmation first if that ends the run."""
+        """Exit; ask for confirmation first if the exit ends the run."""
         self.next_run = None
         if not self._ends_run() or isinstance(self._app.screen, Ending):
             self._app.exit()
@@ -39,7 +39,7 @@ class RunExit:
             return self._source.owns_run and self._store.step is not None and not run_ended(self._store)
 
     def to_next_run(self, following: NextRun | None) -> None:
-        """Exit and open another run. Ask for confirmation first if that ends this run."""
+        """Exit and open another run. Ask for confirmation first if the exit ends this run."""
         if following is None:
             return
         self.next_run = following

@@ -51,8 +51,8 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def save_theme(name: str, path: Path | None = None) -> str:
-    """Write the theme into the settings file and keep the rest of the file. Returns a text that says where it was
-    saved, or why it was not."""
+    """Write the theme into the settings file and keep the rest of the file. Returns a message that says where the theme
+    was saved, or why it was not saved."""
     try:
         path = path or settings_path()
         before = path.read_text() if path.exists() else ""

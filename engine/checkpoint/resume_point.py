@@ -202,7 +202,7 @@ def _checkpoint_in(
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
     """An error message if this run's training text, which has the digest `data`, differs from the checkpoint's training
-    text; else None. A different text is allowed if `layout` sets data.digest to `data`."""
+    text; else None. Different training text is allowed if `layout` sets data.digest to `data`."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (

@@ -66,8 +66,8 @@ class State:
 
     @torch.no_grad()
     def update_tied_copies(self) -> None:
-        """Copy each loaded tied weight, and its optimizer state, to the copy of this weight. Call it after writing to
-        `tensors`."""
+        """Copy each loaded tied weight, and its optimizer state, to the copy of this weight. Call this method after
+        writing to `tensors`."""
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
             local_shard(tied_copy).copy_(local_shard(loaded))

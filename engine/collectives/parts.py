@@ -111,7 +111,7 @@ def _given(number: int, borders: list[int]) -> int:
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """How many elements the rank with index `number` sends in recursive doubling. It sends its own block, then
+    """How many elements the rank with index `number` sends in recursive doubling. The rank sends its own block, then
     the aligned pair of blocks that contains its block, then the aligned group of four, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:

@@ -1,8 +1,8 @@
 """The part of a layout that a running job can change: how its ranks share the work. Torch-free.
 
-A change is written as ``section.key=value`` assignments separated by spaces, such as "grid.tp=2 grid.dp_shard=2". The
-text contains every key in KEYS whose value is not the default. It therefore fully describes how the ranks share the
-work, and applying an earlier text restores the earlier arrangement.
+A change is written as ``section.key=value`` assignments separated by spaces, such as "grid.tp=2 grid.dp_shard=2". This
+string contains every key in KEYS whose value is not the default. The string therefore fully describes how the ranks
+share the work, and applying an earlier string restores the earlier arrangement.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 def layout_text(layout: Layout) -> str:
-    """The text that describes how the ranks of `layout` share the work."""
+    """The string that describes how the ranks of `layout` share the work."""
     return " ".join(
         f"{section}.{key}={spell(value)}"
         for section, keys in KEYS.items()

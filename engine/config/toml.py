@@ -58,7 +58,7 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of a TOML text; `where` names the text in errors. Raises LayoutError."""
+    """The content of the TOML document `text`; `where` names the document in errors. Raises LayoutError."""
     try:
         return tomllib.loads(text)
     except (

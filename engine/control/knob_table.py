@@ -204,7 +204,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A numeric knob that is not loss-neutral. Its value is stored in `knob_values`."""
+    """A numeric knob that is not loss-neutral. The knob's value is stored in `knob_values`."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

@@ -40,7 +40,7 @@ class Relayout:
         )
 
     def _canonical(self, value: object) -> str:
-        """The text of the new layout in canonical form. Raises ValueError if this run cannot continue in that
+        """The string for the new layout, in canonical form. Raises ValueError if this run cannot continue in that
         layout."""
         new = relaid(self._layout, str(value))
         if layout_text(new) == layout_text(self._layout):

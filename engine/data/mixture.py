@@ -34,7 +34,7 @@ class Batch:
 
 
 class Windows(Protocol):
-    """A training text divided into samples, for one sequence length, batch size and seed. With these fixed, a sample
+    """Training text divided into samples, for one sequence length, batch size and seed. With these fixed, a sample
     depends only on its sample number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
@@ -43,7 +43,7 @@ class Windows(Protocol):
 
 
 class Text(Protocol):
-    """A training text."""
+    """Training text, from which samples are drawn."""
 
     @property
     def digest(self) -> str: ...
@@ -54,7 +54,7 @@ class Text(Protocol):
 
 
 class TokenShards:
-    """The training text of a layout with `data.source = shards`."""
+    """Training text that is read from token shards (`data.source = shards` in a layout)."""
 
     def __init__(self, folders: Sequence[str], weights: Sequence[float] | None):
         self.sources = [Source(Path(folder)) for folder in folders]
@@ -119,8 +119,8 @@ def samples_of(source: Source, seq_len: int) -> int:
 
 
 def read_shards(layout: Layout) -> TokenShards:
-    """The token shards of a layout. Raises DataError if a folder is damaged, does not match the model, is too short, or
-    has too few samples for the layout's steps and data.epochs."""
+    """The token shards that the layout's section [data] names. Raises DataError if a folder is damaged, does not match
+    the model, is too short, or has too few samples for the layout's steps and data.epochs."""
     data, model, train = layout.data, layout.model, layout.train
     text = TokenShards(data.shards or (), data.weights)
     first = text.sources[0].index

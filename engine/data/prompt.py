@@ -1,4 +1,5 @@
-"""The prompt of [sample] in a layout as token ids, and the tokenizer of the generated text. Torch-free."""
+"""The prompt in a layout's section [sample] as token ids, and the tokenizer that decodes generated tokens.
+Torch-free."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Prompt:
 
 
 def sample_prompt(layout: Layout) -> Prompt | None:
-    """The prompt of the layout; None if the run generates no text. Raises RefusedError."""
+    """The prompt from the layout's section [sample]; None if the run generates no text. Raises RefusedError."""
     wanted, model = layout.sample, layout.model
     if not wanted.every:
         return None

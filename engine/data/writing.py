@@ -26,8 +26,8 @@ def smallest_dtype(vocab: int) -> str:
 
 
 class ShardWriter:
-    """Writes token shards to the folder `out`. Use it as a context manager, which completes the folder at the end or,
-    after an error, removes it.
+    """Writes token shards to the folder `out`. Use the writer as a context manager, which completes the folder at the
+    end or, after an error, removes the folder.
 
     A document is never split across two shards, so a shard may exceed `shard_tokens` by one document. Raises DataError
     if the folder exists or cannot be written.

@@ -118,8 +118,8 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step` after each step. On rank 0, it also reports the first step after a restart, with the lost time,
-    to the run's log and to `on_restarted`. It also records when each step ends, so that the time lost in a later
+    """Calls `on_step` after each step. On rank 0, this object also reports the first step after a restart, with the
+    lost time, to the run's log and to `on_restarted`, and records when each step ends, so that the time lost in a later
     restart can be computed."""
 
     def __init__(

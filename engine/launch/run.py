@@ -96,14 +96,14 @@ def run_layout(
 
     Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
     `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step's summary over
-    all ranks (one step late), `on_checkpoint` with the result of each save, and `on_sample` with each text that the
-    model generates ([sample]). The parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the run's
-    folder before the first step and `on_end` with the exit status. Before the ranks start again, the parent calls
+    all ranks (one step late), `on_checkpoint` with the result of each save, and `on_sample` with each sample of text
+    that the model generates ([sample]). The parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the
+    run's folder before the first step and `on_end` with the exit status. Before the ranks start again, the parent calls
     `on_restart` with their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm
     restart their own ranks.
 
-    Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
-    `agents.rundir.runs.RunError` if the run cannot start.
+    Call this from the main thread, before any CUDA call or other torch work, because this function forks. Raises
+    LayoutError or `agents.rundir.runs.RunError` if the run cannot start.
     """
     # Until the ranks can save, ignore the request; by default it would end the process.
     signal.signal(SAVE_SIGNAL, signal.SIG_IGN)

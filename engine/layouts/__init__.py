@@ -1,5 +1,5 @@
-"""The shipped layouts and scenarios. In a checkout they are in `layouts/`; in an installed package they are next to
-this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
+"""The shipped layouts and scenarios. In a checkout these files are in `layouts/`; in an installed package they are next
+to this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
 directory.
 """
 

@@ -154,7 +154,8 @@ class Meter:
         self.readings = Readings(self.layers, self.experts, self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host and collect completed times. Call it after the host has waited for the device."""
+        """Copy the counts to the host and collect completed times. Call this method after the host has waited for the
+        device."""
         self.readings.settle()
         self.clock.collect()
 

@@ -91,8 +91,8 @@ class ParameterFactory:
         the model.
 
         The new parameters have the same shapes and are replicated over tp. `std_of(name, shape)` is the standard
-        deviation of a parameter's initial values. If it is 0, a vector whose name ends in `weight` (the scale of a
-        norm) starts at 1 and any other parameter at 0. A parameter that two modules share stays shared.
+        deviation of a parameter's initial values. If the standard deviation is 0, a vector whose name ends in `weight`
+        (the scale of a norm) starts at 1 and any other parameter at 0. A parameter that two modules share stays shared.
         """
         replaced: dict[nn.Parameter, nn.Parameter] = {}
         for prefix, owner in module.named_modules(prefix=name):

@@ -1,10 +1,10 @@
 """Calibrates the planner's step time to a run: fits three coefficients to the measured steps of the run.
 
-The predicted time of a step is the sum of computation time C and exchange time X. The fit replaces this sum by
-a C + b X + o: factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner
-does not predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
+The predicted time of a step is the sum of computation time C and exchange time X. The fit replaces this sum by a C + b
+X + o: factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not
+predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
 collectives, and for the time outside the pipeline. The equations are weighted by the accuracy of their measurements.
-Their non-negative least squares solution gives a, b and o.
+The non-negative least squares solution of these equations gives a, b and o.
 """
 
 from collections.abc import Iterable, Sequence

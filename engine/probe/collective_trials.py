@@ -75,7 +75,7 @@ def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, 
 
 
 def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.device) -> Operation:
-    """The operation to be measured. Its buffer contains zeros, so that repeated sums remain finite."""
+    """The operation to be measured. The operation's buffer contains zeros, so that repeated sums remain finite."""
     dtype = DTYPES[settings.dtype]
     x = torch.zeros(trial.size // dtype.itemsize, dtype=dtype, device=device)
     if trial.algorithm in (TORCH, DIRECT):

@@ -27,8 +27,8 @@ def run_probe(
 
     If torchrun or Slurm started this process, it is itself a rank; otherwise the ranks are forked from it. After Ctrl-C
     or SIGTERM, the ranks end cleanly and no description is returned. Raises LayoutError or RunError, with a
-    one-sentence message, if the ranks cannot be started. Call it from the main thread, before any CUDA call or other
-    torch work.
+    one-sentence message, if the ranks cannot be started. Call this function from the main thread, before any CUDA call
+    or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:

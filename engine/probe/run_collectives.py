@@ -24,7 +24,7 @@ def run_collectives(
 
     If torchrun or Slurm started this process, it is itself a rank; otherwise the ranks are forked from it. After Ctrl-C
     or SIGTERM, the ranks end cleanly and no times are returned. Raises RunError, with a one-sentence message, if the
-    ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
+    ranks cannot be started. Call this function from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-collectives-") as folder:
         try:

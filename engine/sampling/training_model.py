@@ -1,6 +1,6 @@
 """Runs the model of a live training run with attention caches, so that it can generate text, in any layout of the run.
-Replicas and cp ranks all run the same tokens: each cp rank runs the whole text, because a text of a few tokens cannot
-be split over cp as in training. The tokens of a pass are padded to a multiple of tp.
+Replicas and cp ranks all run the same tokens: each cp rank runs the whole sequence, because a few tokens cannot be
+split over cp as in training. The tokens of a pass are padded to a multiple of tp.
 
 Shapes: B sequences, Q new tokens, V vocabulary.
 """

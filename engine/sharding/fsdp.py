@@ -217,8 +217,8 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
-    """Sum the gradients of the embedding's weight and of its copy in the head, which may be on another rank. Both
-    weights get bit-identical gradients, so the optimizer keeps the two weights bit-identical."""
+    """Sum the gradients of the embedding's weight and of the head's copy of this weight, which may be on another rank.
+    The two weights get bit-identical gradients, so the optimizer keeps the two weights bit-identical."""
     grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return

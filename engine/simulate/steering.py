@@ -1,4 +1,4 @@
-"""Live control of a simulated run: the engine's own knob board, whose changes act on the simulator."""
+"""Live control of a simulated run through the engine's own knob board; a knob change takes effect in the simulator."""
 
 import time
 from typing import Any, Literal
@@ -54,8 +54,8 @@ class Steering:
         return knob_table(layout, simulator.values, effects, self.run_actions.knobs())
 
     def take_command(self, step: int, records: Records, began_s: float) -> bool:
-        """Apply or reject the pending command after `step`, or report that it has expired. Its changes take effect at
-        the next step on all ranks, or on none. Returns True if there was a pending command."""
+        """Apply or reject the pending command after `step`, or report that it has expired. The command's changes take
+        effect at the next step on all ranks, or on none. Returns True if there was a pending command."""
         command = self._ranks.pending
         if command is None:
             return False

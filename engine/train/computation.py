@@ -172,8 +172,8 @@ class Computation:
         return training_loss(logits, targets, self.world.tp, scale, self._layout.train.mtp_weight)
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's term of the job's loss, which is a sum over all ranks. It is 0 on all tp ranks except tp rank 0,
-        because all tp ranks compute the same loss."""
+        """This rank's term of the job's loss, which is a sum over all ranks. The term is 0 on all tp ranks except tp
+        rank 0, because all tp ranks compute the same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:

@@ -1,7 +1,7 @@
 """Text that the model generates between two training steps (docs/train/sampling.md).
 
-Like validation, this does not affect training: sampling uses its own seed, and routing counts and bytes are not added
-to those of the step.
+Like validation, text generation does not affect training: sampling uses its own seed, and routing counts and bytes are
+not added to those of the step.
 """
 
 import time
@@ -29,7 +29,7 @@ from engine.train.evaluation import evaluation
 
 @dataclass(frozen=True)
 class TextSample:
-    """A generated text. `text` includes the prompt; control characters other than newlines and tabs are escaped."""
+    """A generated sample. `text` includes the prompt; control characters other than newlines and tabs are escaped."""
 
     step: int
     text: str
@@ -42,8 +42,8 @@ class TextSample:
 
 
 class TextSamples:
-    """Generates texts as the layout's section [sample] specifies. Rank 0 sends each text as an event and passes it to
-    `on_sample`. Raises RefusedError."""
+    """Generates samples of text as the layout's section [sample] specifies. Rank 0 sends each sample as an event and
+    passes it to `on_sample`. Raises RefusedError."""
 
     def __init__(
         self,
@@ -58,17 +58,19 @@ class TextSamples:
         self._prompt = sample_prompt(layout)
 
     def due(self, done: int) -> bool:
-        """Whether to generate a text after `done` steps. A text is also generated after the last step."""
+        """Whether to generate a sample after `done` steps, that is, every `sample.every` steps and after the
+        last step."""
         every = self._layout.sample.every
         return every > 0 and (done % every == 0 or done == self._layout.train.steps)
 
     def generate(self, step: int) -> None:
-        """Generate a text after `step` and send it. Collective over all ranks."""
+        """Generate a sample after `step` and send it. Collective over all ranks."""
         assert self._prompt is not None
         computation, layout = self._computation, self._layout
         # Functions that were compiled for the shapes of a step must not be compiled again for those of single tokens.
         eager = torch.compiler.set_stance("force_eager") if layout.train.compile else nullcontext()
-        # Without a capacity, no tokens are dropped, because a capacity depends on the length of the whole text.
+        # Without a capacity, no tokens are dropped, because a capacity depends on the length of the whole
+        # sequence.
         with eager, evaluation(computation, self._meter, capacity_factor=None):
             for stage in computation.stages:
                 stage.eval()

@@ -31,7 +31,8 @@ class Trainer:
     - `on_step`: called with this rank's own record after each step.
     - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
     - `on_checkpoint`: called on rank 0 with the result of each save.
-    - `on_sample`: called on rank 0 with each text that the model generates. All four callbacks may call `stop`.
+    - `on_sample`: called on rank 0 with each sample of text that the model generates. All four callbacks may call
+      `stop`.
     - `stop_requested`, `save_requested`: polled at each step; only the result on rank 0 has an effect.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.

@@ -1,4 +1,4 @@
-"""Validation: the loss on a text that the run does not train on, measured between two steps.
+"""Validation: the loss on text that the run does not train on, measured between two steps.
 
 Validation does not affect training: it computes no gradients, draws no random numbers and changes no state, and its
 meter readings are kept separate from those of the step.

@@ -3,7 +3,7 @@
 python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter benchmark (plan, scale, screens, simulate, hour);
 --memory: only the hub's memory (scale); --relays: only the loads with relays (scale); --pairs: also list the pairs that
 are predicted in the wrong order (plan).
-Without names, it runs all benchmarks.
+Without names, all benchmarks run.
 """
 
 import sys

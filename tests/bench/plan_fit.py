@@ -3,7 +3,7 @@
 python -m tests.bench.plan_fit
 
 The fit has six numbers for each hardware generation, and one factor for each framework release, which multiplies the
-step time. It minimises the sum of Huber losses of log(predicted / measured). A row of a source with n rows has the
+step time. The fit minimises the sum of Huber losses of log(predicted / measured). A row of a source with n rows has the
 weight n^-0.75, so that no source outweighs all others. A weak penalty on factors other than 1 separates the factors
 from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 

@@ -1,4 +1,4 @@
-"""Measures which lines of `agents` the inputs in a corpus execute. It uses Python's tracing and needs no fuzzer.
+"""Measures with Python's tracing which lines of `agents` the inputs in a corpus execute; needs no fuzzer.
 
 python -m tests.fuzz.covered TARGET CORPUS
 """

@@ -1,4 +1,4 @@
-"""Mutations of msgpack values. They keep most of the structure, so that errors are not all at the top level."""
+"""Mutations of msgpack values. A mutation keeps most of the structure, so that errors are not all at the top level."""
 
 import copy
 import struct

@@ -96,7 +96,7 @@ class Program:
 def run(
     *words: str, timeout: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS ...` and wait for it to end. After `timeout` seconds, kill it and raise
+    """Run `python WORDS ...` and wait for it to end. After `timeout` seconds, kill the process and raise
     `subprocess.TimeoutExpired`."""
     program = Program(*words, environ=environ)
     try:

@@ -86,7 +86,8 @@ class Alerts:
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the event that reports an alert's start or end; they link the end event to the start event."""
+    """The facts of the event that reports an alert's start or end; these facts link the end event to the start
+    event."""
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

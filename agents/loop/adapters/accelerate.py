@@ -31,7 +31,7 @@ OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count 
 
 
 def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
-    """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
+    """Connect the loop of `accelerator` to a hub. Call `watch` on all ranks, after `accelerator.prepare`.
 
     `save` is called with the number of completed updates and saves a checkpoint; the default is
     `accelerator.save_state` in the folder ``checkpoint-N`` of the project directory. `join`: further arguments for

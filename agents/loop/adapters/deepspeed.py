@@ -31,7 +31,7 @@ BETWEEN = "data, own code"  # phase between an `engine.step` and the next forwar
 
 
 def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
-    """Connect the loop of a `DeepSpeedEngine` to a hub. Call it on all ranks, after `deepspeed.initialize`.
+    """Connect the loop of a `DeepSpeedEngine` to a hub. Call `watch` on all ranks, after `deepspeed.initialize`.
 
     `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`. `stop`
     does not end iterators that were created before this call. `save` is called with the number of completed updates and

@@ -27,7 +27,8 @@ BETWEEN = "data, callbacks"  # phase between two batches; other callbacks also r
 
 
 def cockpit_callback(**join: Any) -> Any:
-    """A callback that connects each `fit` of Lightning's `Trainer` to a hub. Call it after Lightning is imported.
+    """A callback that connects each `fit` of Lightning's `Trainer` to a hub. Call `cockpit_callback` after Lightning is
+    imported.
 
     `join`: further arguments for `agents.join`, such as `run` (the default is the name of the module's class). All
     ranks pass the same arguments. Steps are numbered like `trainer.global_step`: the first update is step 1.

@@ -61,9 +61,9 @@ class TorchRanks:
         loop.close()
 
     def await_others(self) -> None:
-        """On rank 0, wait at most `LEAVE_S` until the other ranks have called this too: they have then sent their last
-        acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the store of the
-        process group.
+        """On rank 0, wait at most `LEAVE_S` until the other ranks have called this method too; by then, they have sent
+        their last acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the store
+        of the process group.
         """
         with suppress(Exception):  # another rank may have failed, or the launcher may have ended
             keys = [f"cockpit/{self._group.group_name}/{rank}" for rank in range(self.world)]

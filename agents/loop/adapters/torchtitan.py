@@ -27,7 +27,7 @@ MESH = ("pp", "dp_replicate", "fsdp", "tp")  # outermost first; fsdp includes th
 
 
 def watch(trainer: Any, **join: Any) -> Loop:
-    """Connect a torchtitan `Trainer` to a hub. Call it on all ranks, after ``config.build()`` and before
+    """Connect a torchtitan `Trainer` to a hub. Call `watch` on all ranks, after ``config.build()`` and before
     ``trainer.train()``.
 
     `join`: further arguments for `agents.join`, such as `run` (the default is the name of ``dump_folder``). Steps are

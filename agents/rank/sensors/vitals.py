@@ -29,8 +29,8 @@ class Sensors:
     process: bool = True
 
     def open(self) -> "Reader":
-        """Open the sensors that exist; the reader has no data for the others. Call `open` in the thread that reads the
-        sensors.
+        """Open the sensors that exist; the reader has no data for the other sensors. Call `open` in the thread that
+        reads the sensors.
         """
         sources: list[Source] = []
         if self.device is not None and (gpu := open_gpu(self.device)):

@@ -1,4 +1,4 @@
-"""The options of `cockpit where`. They have their own module, so that the parser does not import the command."""
+"""The options of `cockpit where`, in their own module, so that the parser does not import the command."""
 
 import argparse
 from collections.abc import Callable

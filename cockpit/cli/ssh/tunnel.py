@@ -1,9 +1,9 @@
 """An ssh connection that forwards the sockets of a run's hub to a private directory on this machine.
 
-A single ssh process holds the connection. It logs in with the user's ssh configuration, agent and jump hosts, so a
-password is typed only once. On the other machine, it runs ``cockpit where``, which prints the hub's sockets and then
-waits. Finally, it forwards these sockets. When the connection is lost, the forwarded sockets are removed, clients show
-the run as stale, and a thread reconnects.
+A single ssh process holds the connection. This process logs in with the user's ssh configuration, agent and jump hosts,
+so a password is typed only once. On the other machine, the process runs ``cockpit where``, which prints the hub's
+sockets and then waits. Finally, the process forwards these sockets. When the connection is lost, the forwarded sockets
+are removed, clients show the run as stale, and a thread reconnects.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an
 unexpected event.
 
-The autopilot is an ordinary client that runs in the foreground. It makes each change as a trial (`cockpit try`) and
-gives a reason, which is recorded in the run's log. The hub decides whether the change is kept.
+The autopilot is an ordinary client that runs in the foreground. The autopilot makes each change as a trial (`cockpit
+try`), and gives a reason, which is recorded in the run's log. The hub decides whether the change is kept.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until the ranks train
 again.
 
-The text of a layout is a knob (docs/train/relayout.md), so a change of the layout is checked,
-previewed, logged and undone like any other change.
+The layout, written as a string, is a knob (docs/train/relayout.md), so a change of the layout is checked, previewed,
+logged and undone like any other change.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def _keys(words: Sequence[str]) -> dict[str, str]:
 
 
 def _layout(connection: Connection) -> str:
-    """The text of the layout in force."""
+    """The layout in force, as the value of the knob `layout`."""
     board = connection.store.state.board
     if board is None:
         raise CockpitError("the ranks have not sent their knobs yet; try again when they train")

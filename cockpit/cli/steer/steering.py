@@ -86,8 +86,8 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
 def change(
     run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool, reason: str = ""
 ) -> int:
-    """Propose changes, which the hub and the ranks accept or refuse. With `wait`, wait until every rank has
-    applied them."""
+    """Propose changes, which the hub and the ranks accept or refuse. With `wait`, wait until every rank has applied the
+    changes."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
         id = request(lambda: connection.client.propose(changes, reason=reason))

@@ -11,7 +11,8 @@ from cockpit.data import format
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """One metric. `key` is the name of its field in `Summary`; `factor` converts the field's value to `unit`."""
+    """One metric. `key` is the name of the metric's field in `Summary`; `factor` converts the field's value to
+    `unit`."""
 
     key: str
     title: str

@@ -129,7 +129,7 @@ def pan(view: View, by: float) -> View:
 
 
 def clamp(view: View, whole: View) -> View | None:
-    """The view, moved so that it lies inside the run; None if it covers the whole run."""
+    """The view, moved so that it lies inside the run; None if the view covers the whole run."""
     first, last = view
     if last - first >= whole[1] - whole[0]:
         return None

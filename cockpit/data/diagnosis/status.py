@@ -66,7 +66,7 @@ def fitting(
 
 
 def state_field(store: Store) -> StatusField:
-    """The first field: the state word and the headline of the diagnosis, shown at the more severe of the two levels."""
+    """The first field: the state word and the headline of the diagnosis, with the more severe of their two levels."""
     word, level = status_word(store)
     found = diagnosis(store)
     if not found.headline:

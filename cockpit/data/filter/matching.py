@@ -1,7 +1,7 @@
 """Evaluates a filter on a store. The result is two sets of ranks: ranks that match, and ranks that do not match.
 
-A rank in neither set has no value for the filter. This is Kleene's three-valued logic: the negation of unknown is
-unknown.
+A rank in neither set lacks a value that the filter needs. This is Kleene's three-valued logic: the negation of unknown
+is unknown.
 """
 
 import math
@@ -39,7 +39,7 @@ Verdict = tuple[frozenset[int], frozenset[int]]  # ranks that match, and ranks t
 
 @dataclass(frozen=True)
 class Matches:
-    """The ranks that a filter selects, and the number of ranks without a value for it."""
+    """The ranks that a filter selects, and the number of ranks that lack a value that the filter needs."""
 
     ranks: frozenset[int]
     unknown: int
@@ -60,7 +60,8 @@ def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "a
 
 
 def count_text(store: Store, found: Matches) -> str:
-    """The number of matching ranks, such as ``12 of 1024``, and the number of ranks without a value for the filter."""
+    """The number of matching ranks, such as ``12 of 1024``, and the number of ranks that lack a value that the filter
+    needs."""
     unknown = f" · {found.unknown} without data" if found.unknown else ""
     return f"{len(found.ranks)} of {store.world}{unknown}"
 
@@ -174,7 +175,7 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 def text_matches(pattern: str, text: str) -> bool:
     """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in the
     lengths of pattern and text. A regular expression with several ``.*`` could backtrack for a long time, and a run may
-    send any text.
+    send any string.
     """
     first, *parts = pattern.split("*")
     if not parts:

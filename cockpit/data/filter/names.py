@@ -1,4 +1,4 @@
-"""The names of the filter language: numbers, texts and flags of each rank, and statistics over the ranks."""
+"""The names of the filter language: numbers, strings and flags of each rank, and statistics over the ranks."""
 
 import re
 from collections.abc import Callable, Mapping, Set

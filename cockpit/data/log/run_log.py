@@ -55,7 +55,7 @@ class LogEntry:
     step: int | None = None
     estimated: bool = False  # the step is estimated from the time of the entry
     facts: Mapping[str, Value] = field(default_factory=dict, compare=False)
-    lines: tuple[str, ...] = ()  # the lines of a generated text; `text` joins and quotes them
+    lines: tuple[str, ...] = ()  # the lines of a generated sample; `text` joins and quotes them
 
     @property
     def headline(self) -> str:

@@ -1,4 +1,4 @@
-"""The texts that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step."""
+"""The jump targets that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ WORDS = ("last", "step ", "rank ", "layer ", "expert ", "mark ")
 
 
 class JumpError(ValueError):
-    """Raised if a text does not name a valid jump target; the message is one sentence."""
+    """Raised if the input does not name a valid jump target; the message is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The level of each rank in a metric: it decides which ranks the rank grid marks, and which ranks count as slow in the
-filter and the anomalies.
+"""The level of each rank in a metric. The levels determine which ranks the rank grid marks, and which ranks count as
+slow in the filter and the anomalies.
 """
 
 from cockpit.data.diagnosis.diagnosis import Level, alerted_ranks

@@ -1,4 +1,4 @@
-"""Addresses of runs, and the connection of a command to a hub."""
+"""Finds the address of a run's hub, and connects a command to the hub."""
 
 import os
 import time
@@ -29,7 +29,8 @@ def runs_dir() -> Path:
 
 
 class Address(NamedTuple):
-    """The endpoint where a hub listens for clients and, over TCP, the key of this client."""
+    """The endpoint on which a hub listens for clients, and the key of this client; None for a socket on this
+    machine."""
 
     endpoint: str
     key: Key | None = None
@@ -38,8 +39,9 @@ class Address(NamedTuple):
 def address(
     run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
 ) -> Address:
-    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: whether the key must
-    have the role operator. `watch_only`: whether the hub must refuse every change over this connection.
+    """The address of the hub of a run, which is given by name, folder or URL (None: the newest live run). `operator`:
+    whether the key must have the role operator. `watch_only`: whether the hub must refuse every change over this
+    connection.
     """
     try:
         found = _resolved(run)

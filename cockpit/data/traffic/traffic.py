@@ -260,6 +260,6 @@ def trend(store: Store, axis: str, columns: int, until: int | None = None) -> li
 
 
 def trend_steps(steps: int, columns: int) -> int:
-    """Number of steps per value of a trend: a power of two, so that it changes rarely."""
+    """Number of steps per value of a trend: a power of two, so that this number changes rarely."""
     wanted = -(-min(steps, TREND) // max(1, columns))
     return 1 << max(0, wanted - 1).bit_length()

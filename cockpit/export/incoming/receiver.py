@@ -1,7 +1,7 @@
 """An OTLP receiver over HTTP: decodes exports and hands them to another thread.
 
-It accepts the protobuf encoding of OTLP, uncompressed or compressed with gzip or deflate. A refused request gets an
-HTTP status and a message of one sentence, which OpenTelemetry's SDKs log.
+The receiver accepts the protobuf encoding of OTLP, uncompressed or compressed with gzip or deflate. A refused request
+gets an HTTP status and a message of one sentence, which OpenTelemetry's SDKs log.
 """
 
 import queue

@@ -32,8 +32,8 @@ class RefusedError(Exception):
 
 
 class ExportedRun:
-    """The run in which the telemetry of one external program is shown. Its methods are called in the thread that
-    created it."""
+    """The run in which the telemetry of one external program is shown. The methods are called in the thread that
+    created this object."""
 
     def __init__(self, source: Source, name: str, now_s: float) -> None:
         self._loop = agents.join(name, host=source.host, facts=source.facts, first_step=1)

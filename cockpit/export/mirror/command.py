@@ -26,9 +26,9 @@ SILENT_S = 30.0  # the mirror ends when the hub has sent nothing for this long
 
 @dataclass(frozen=True)
 class Target:
-    """A program to which a run can be mirrored. `open(run, out, hello)` returns the writer and a text that says where
-    it writes. `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that the
-    writer raises if the program does not accept the steps."""
+    """A program to which a run can be mirrored. `open(run, out, hello)` returns the writer and a string that says where
+    the writer writes. `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that
+    the writer raises if the program does not accept the steps."""
 
     open: Callable[[str | None, str | None, Hello], tuple[CurveWriter, str]]
     library: str

@@ -1,5 +1,5 @@
-"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of them. Preview
-queries change nothing, so viewers may send them too.
+"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of these values.
+Preview queries change nothing, so viewers may send them too.
 """
 
 from agents.protocol import KnobState, Value
@@ -11,7 +11,7 @@ from cockpit.knobs.values import value_knobs
 
 
 class AskedWhatIf:
-    """Hypothetical values of the live knobs, and the run's preview of them. Callers hold the store's lock."""
+    """Hypothetical values of the live knobs, and the run's preview of these values. Callers hold the store's lock."""
 
     def __init__(self, source: Source) -> None:
         self.edits = Edits()
@@ -20,7 +20,7 @@ class AskedWhatIf:
 
     def version(self) -> object:
         """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
-        when it changes."""
+        when this value changes."""
         answer = self.preview.answer
         return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
 

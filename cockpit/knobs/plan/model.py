@@ -53,7 +53,7 @@ class WhatIf:
 
     def version(self) -> object:
         """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
-        when it changes."""
+        when this value changes."""
         return self.worker.version, self.row, tuple(self.changes.items()), self._version
 
     # -------------------------------------------------------------------------------------------- asking

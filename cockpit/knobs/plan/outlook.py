@@ -29,7 +29,7 @@ ASSUMED_ERROR = 0.5
 class Outlook:
     """The predictions for a planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`:
     the bubble that the schedule cannot avoid (`bubble_bound`). `bytes`: bytes that rank 0 sends in a step, by axis.
-    `source`: a text that says where the times come from.
+    `source`: a phrase that says where the times come from.
     """
 
     changes: tuple[tuple[str, Value], ...]
@@ -68,8 +68,8 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The planner's input for a layout. Its imbalance between ep ranks is the layout's `plan.imbalance` or, if
-        higher, the imbalance measured in the run."""
+        """The planner's input for a layout. In this input, the imbalance between ep ranks is the layout's
+        `plan.imbalance` or, if higher, the imbalance measured in the run."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
@@ -131,7 +131,7 @@ class Planner:
         )
 
     def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
-        """The predicted step time with its interval, and a text that says where the two come from."""
+        """The predicted step time with its interval, and a phrase that says where the two come from."""
         low, likely, high = after.step_s
         if self._factors is None or self._now is None or changes.get(MACHINE):
             return Span(low, likely, high), "the planner alone; interval of published runs"

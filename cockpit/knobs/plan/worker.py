@@ -13,7 +13,7 @@ MOST_KEPT = 512  # maximum number of answers; the oldest are dropped
 
 @dataclass(frozen=True)
 class Answer:
-    """A computed value, or the reason why there is no value. `fresh`: whether it was computed for the requested
+    """A computed value, or the reason why there is no value. `fresh`: whether the value was computed for the requested
     version."""
 
     value: Any = None

@@ -25,7 +25,7 @@ MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):
-    """Reads one line of text, and returns the action to run after the prompt is closed. `kept`: earlier texts, newest
+    """Reads one line of text, and returns the action to run after the prompt is closed. `kept`: earlier lines, newest
     last. `shown` returns the store that the screens show."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]
@@ -120,7 +120,7 @@ class Prompt(Dialog[Deed]):
             self._input.cursor_position = len(self._input.value)
 
     def action_recall(self, by: int) -> None:
-        """Move `by` entries through the earlier texts, and show the text there; past the newest, show an empty line."""
+        """Move `by` entries through the earlier lines, and show the line there; past the newest, show an empty line."""
         self._place = max(0, min(len(self._kept), self._place + by))
         self._input.value = self._kept[self._place] if self._place < len(self._kept) else ""
         self._input.cursor_position = len(self._input.value)

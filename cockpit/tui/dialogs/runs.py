@@ -18,8 +18,8 @@ from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
 
 
 class RunsScreen(Dialog[NextRun | None]):
-    """A dialog with the list of runs. It returns the run to open, or None. `operator`: whether a live run is opened as
-    operator; `at`: the folder of the run at the cursor."""
+    """A dialog with the list of runs. The dialog returns the run to open, or None. `operator`: whether a live run is
+    opened as operator; `at`: the folder of the run at the cursor."""
 
     def __init__(self, session: Session, operator: bool = False, at: Path | None = None) -> None:
         super().__init__()

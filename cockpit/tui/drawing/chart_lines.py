@@ -22,7 +22,7 @@ _GLYPHS = {bits: 0x2800 + bits for bits in range(1, 256)} | {0: ord(" ")}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. It consists of several polylines if it has gaps."""
+    """A line of a chart; a line with gaps consists of several polylines."""
 
     polylines: Sequence[Sequence[Place]]
     style: Style

@@ -48,8 +48,8 @@ class StripLine:
         self.width += count
 
     def add_fitting(self, width: int, *items: Sequence[tuple[str, Style]]) -> "StripLine":
-        """Add items until one does not fit in `width` cells. An item is a sequence of texts with their styles. No item
-        is cut, because a truncated number would be misleading."""
+        """Add items until one does not fit in `width` cells. An item is a sequence of strings, each with a style. No
+        item is cut, because a truncated number would be misleading."""
         for parts in items:
             if self.width + sum(cell_len(text) for text, _ in parts) > width:
                 break

@@ -1,4 +1,5 @@
-"""Default key bindings that do not belong to one screen: of the app, screens, panels, lists, the prompt and replays."""
+"""Default key bindings that do not belong to a single screen: for the app, for all screens, panels and lists, for the
+prompt and for replays."""
 
 from cockpit.tui.keys.action import Action, bindings
 

@@ -1,5 +1,5 @@
-"""Prints docs/operate/keys.md, a list of all keys. Run ``python -m cockpit.tui.keys.key_table > docs/operate/keys.md``
-to update it."""
+"""Prints docs/operate/keys.md, a list of all keys. To update this page, run ``python -m cockpit.tui.keys.key_table >
+docs/operate/keys.md``."""
 
 from collections.abc import Iterator
 

@@ -23,8 +23,8 @@ REMOVE = "-"
 
 
 class Curves(RunScreen):
-    """Curves of the run's metrics. On a wide terminal, panels beside them show the marks and the differences between
-    compared runs."""
+    """Curves of the run's metrics. On a wide terminal, panels beside the curves show the marks and the differences
+    between compared runs."""
 
     NAME = "curves"
     SOLO = frozenset({"-narrow", "-medium"})

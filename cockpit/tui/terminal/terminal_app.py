@@ -24,8 +24,8 @@ from cockpit.tui.terminal.terminal import TerminalDriver
 
 
 class TerminalApp(App[None]):
-    """A Textual app with the terminal features that the cockpit needs. It contains nothing that is specific to training
-    runs. `theme`: the name of the theme to start with.
+    """A Textual app with the terminal features that the cockpit needs. This class contains nothing that is specific to
+    training runs. `theme`: the name of the theme to start with.
     """
 
     def __init__(self, theme: str) -> None:

@@ -18,8 +18,8 @@ class ScreenTabs(Widget):
     """One line such as `` 1 Overview  2 Ranks  3 Pipeline ...``; a click on a name opens the screen. `current`: the id
     of the current screen.
 
-    An applied filter is shown on the right. If it does not fit beside the names of the screens, all screens except the
-    current one are shown as numbers only.
+    An applied filter is shown on the right. If the filter does not fit beside the names of the screens, all screens
+    except the current one are shown as numbers only.
     """
 
     def __init__(self, screens: Sequence[Action], current: str, selection: Selection) -> None:

@@ -342,5 +342,5 @@ def _spelled(value: Any) -> str:
 
 
 def kinds() -> Iterator[str]:
-    """The names of the architectures, for help texts."""
+    """The names of the architectures, for the help of commands."""
     return (row.name.removesuffix("ForCausalLM") for row in ARCHITECTURES.values())

@@ -12,8 +12,8 @@ Cause = Literal["relayout", "failure"]
 
 
 class Handover:
-    """Memory shared by rank 0, its parent and the ranks started after a restart. It holds the time when rank 0's newest
-    step ended, and the text of the layout with which the run continues.
+    """Memory shared by rank 0, its parent and the ranks started after a restart. This memory holds the time when rank
+    0's newest step ended, and the text of the layout with which the run continues.
     """
 
     _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")

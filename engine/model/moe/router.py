@@ -28,7 +28,7 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Choice:
-    """The routing of one micro-batch. It is computed once, and a recomputed forward pass reuses it."""
+    """The routing of one micro-batch. The routing is computed once, and a recomputed forward pass reuses it."""
 
     experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
     keep_TK: Tensor | None  # the token-expert pairs that are not dropped; None = all

@@ -55,8 +55,9 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """Ring attention. The backward pass sends keys and values around the ring again. Their gradients, summed so far,
-    follow one hop later, so the last hop returns the gradients to the rank that owns the keys and values.
+    """Ring attention. The backward pass sends keys and values around the ring again. The gradients of keys and values,
+    summed so far, follow one hop later, so the last hop returns the gradients to the rank that owns the keys and
+    values.
     """
 
     @staticmethod

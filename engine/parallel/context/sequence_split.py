@@ -65,8 +65,8 @@ class SequenceSlices:
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
         """Start counting, over the whole sequence, the tokens that chose each expert; `chosen_BSE` is 1 where a token
-        chose an expert, else 0. The returned function returns the counts, [B, E]. Its first call waits for the counts
-        of the other ranks; the result is kept, because recomputation needs it again."""
+        chose an expert, else 0. The returned function returns the counts, [B, E]. The first call of this function waits
+        for the counts of the other ranks; the result is kept, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:

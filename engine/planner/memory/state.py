@@ -124,8 +124,8 @@ def is_sharded(job: Job) -> bool:
 
 
 def reduces_each_micro_batch(job: Job) -> bool:
-    """Whether the engine reduces gradients after each micro-batch. Below ZeRO stage 2, or with a pipeline, it reduces
-    gradients once per step."""
+    """Whether the engine reduces gradients after each micro-batch. Below ZeRO stage 2, or with a pipeline, the engine
+    reduces gradients once per step."""
     return job.framework == "engine" and is_sharded(job) and job.grid.pp == 1 and job.zero >= 2
 
 

@@ -48,10 +48,10 @@ def layer_working(job: Job, layer: Layer) -> float:
 
 
 def loss_working(job: Job) -> float:
-    """Temporary bytes while the loss is computed. The engine processes one chunk of tokens at a time. For a chunk, it
-    allocates the logits minus their maximum in fp32 and, if the logits are not in fp32, an fp32 copy of the logits.
-    Megatron-LM allocates the logits and their fp32 copy in the forward pass, and the gradient of the logits in both
-    precisions in the backward pass."""
+    """Temporary bytes while the loss is computed. The engine processes one chunk of tokens at a time. For each chunk,
+    the engine allocates the logits minus their maximum in fp32 and, if the logits are not in fp32, an fp32 copy of the
+    logits. Megatron-LM allocates the logits and their fp32 copy in the forward pass, and the gradient of the logits in
+    both precisions in the backward pass."""
     sizes = Sizes.of(job)
     logits = sizes.tokens * job.model.vocab / sizes.tp
     if job.framework == "engine":

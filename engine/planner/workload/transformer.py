@@ -126,7 +126,7 @@ class Transformer:
 
     @classmethod
     def of(cls, model: Model) -> "Transformer":
-        """The transformer of a layout's [model] section."""
+        """The transformer that a layout's section [model] describes."""
         mixer = _mixer(model)
         dense = Layer(mixer, Dense(model.ff, model.gated, model.bias))
         routed = Layer(mixer, _experts(model.moe, model.gated)) if model.moe else dense

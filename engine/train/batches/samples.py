@@ -13,10 +13,10 @@ from engine.train.batches.loader import HostBatch, Loader
 
 
 class Samples:
-    """Reads one rank's samples from a text. `positions` selects the tokens of each sample that this rank needs
-    (default: all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch
-    contains the start positions of documents. `mtp_layers`: the number of multi-token prediction layers, each of which
-    adds one further target per token."""
+    """Reads one rank's samples from the training or validation text. `positions` selects the tokens of each sample that
+    this rank needs (default: all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`:
+    whether a batch contains the start positions of documents. `mtp_layers`: the number of multi-token prediction
+    layers, each of which adds one further target per token."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = 
 def check_same_corpus(corpus: Text, source: str, control: Axis) -> None:
     """Check that all ranks have read the same text; if not, raise the same LayoutError on all ranks.
 
-    In a pipeline, the first stage reads the inputs and the last stage the targets: if their texts differed, inputs and
-    targets would not match. Collective over `control`.
+    In a pipeline, the first stage reads the inputs and the last stage the targets: if the two stages read different
+    text, inputs and targets would not match. Collective over `control`.
     """
     mine = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)
     digests = [bytes(row.tolist()).decode() for row in control.all_gather(mine)]

@@ -4,7 +4,7 @@
 
 For each number of ranks, the benchmark measures the time until the app paints its first state, the app's CPU time (in
 percent of one core) and output bytes on each screen, and the time from a key press to its effect. With
-`--low-bandwidth`, it measures only the CPU time and the output bytes on the start screen.
+`--low-bandwidth`, the benchmark measures only the CPU time and the output bytes on the start screen.
 """
 
 import contextlib

@@ -73,8 +73,8 @@ _head = msgspec.msgpack.Decoder(Head)
 
 @dataclass
 class Watcher:
-    """A subscriber that reads all updates and decodes few of them. If `hz` is given, it receives only the latest
-    values, at that rate."""
+    """A subscriber that reads all updates and decodes few of them. If `hz` is given, the subscriber receives only the
+    latest values, at that rate."""
 
     endpoint: str
     hz: float = 0.0

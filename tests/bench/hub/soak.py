@@ -4,8 +4,8 @@
 python -m tests.bench soak
 
 An hour with 20 steps per second and about one knob change per second has 72,000 steps and 3,600 changes. The benchmark
-sends about 500 steps per second. For each step it sends the messages that a trainer sends: records, summary, loads and
-sometimes full vectors.
+sends about 500 steps per second. For each step, the benchmark sends the messages that a trainer sends: records, a
+summary, loads and sometimes full vectors.
 """
 
 import contextlib

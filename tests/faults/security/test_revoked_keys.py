@@ -51,7 +51,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
 
 
 def test_a_rank_revoked_on_an_open_connection_is_refused(guarded: Guarded, opened: Opened) -> None:
-    """The rank keeps training, and its agent reports why it is refused. With a new key it can send again."""
+    """The rank keeps training, and its agent reports why it is refused. With a new key, the rank can send again."""
     own = guarded.make("node-2", Role.RANK)
     run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
     run.introduce(make_hello(3, 4), None)

@@ -1,6 +1,6 @@
 """A fake of the module `pynvml` of nvidia-ml-py, for tests on machines without a GPU.
 
-It has the functions that `agents.rank.sensors.nvml` calls, with their names, arguments, units and errors; a test
+The fake has the functions that `agents.rank.sensors.nvml` calls, with their names, arguments, units and errors; a test
 compares the names with those of the real module. A test sets what a device returns, and which functions it does not
 support.
 """

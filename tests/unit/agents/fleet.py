@@ -122,7 +122,8 @@ def make_board() -> KnobBoard:
 
 
 class Fleet:
-    """All ranks of a run in this process. They apply and acknowledge commands at a step boundary, as a trainer does."""
+    """All ranks of a run in this process. The ranks apply and acknowledge commands at a step boundary, as a trainer
+    does."""
 
     def __init__(self, endpoint: str, world: int = 4, key: Key | None = None) -> None:
         self.step = 0

@@ -33,8 +33,8 @@ def device_of(model: Sequence[Any]) -> int | None:
 
 
 def captured(options: Any) -> str:
-    """Why values of the forward pass cannot change and its outputs cannot be read; "" if they can. `options`: an object
-    with Megatron's CUDA-graph options.
+    """Why values that the forward pass uses cannot change and why its outputs cannot be read; "" if both are possible.
+    `options`: an object with Megatron's CUDA-graph options.
     """
     graphs = getattr(options, "cuda_graph_impl", "none") not in (None, "none")
     older = getattr(options, "enable_cuda_graph", False) or getattr(options, "external_cuda_graph", False)

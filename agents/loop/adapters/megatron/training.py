@@ -27,7 +27,7 @@ GRAD_NORM = 5  # position in the result of train_step
 
 
 def watch(pretrain: Callable[..., Any], **join: Any) -> None:
-    """Connect the training loop of Megatron-LM to a hub. Call it on all ranks, before `pretrain`.
+    """Connect the training loop of Megatron-LM to a hub. Call `watch` on all ranks, before `pretrain`.
 
     `pretrain`: the function of `megatron.training`. `join`: further arguments for `agents.join`, such as `run` (the
     default is the name of the ``--save`` folder, or else of the working directory). Steps are numbered like Megatron's

@@ -228,7 +228,7 @@ class Charts(Panel):
         return lines
 
     def _at_common(self, one: RunCurves, other: RunCurves, step: int | None) -> str:
-        """A text with the values of the current metric in two runs at `step`, their last common step."""
+        """A phrase with the values of the current metric in two runs at `step`, the last step that both runs have."""
         metric = self.metric
         if step is None:
             return ""

@@ -81,8 +81,8 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """Lines about a mark: its text if that is too long for the list, the current metric before and after it and,
-        for a knob change, the measured effect beside the predicted one."""
+        """Lines about a mark: the mark's text if it is too long for the list, the current metric before and after the
+        mark and, for a knob change, the measured effect beside the predicted one."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = format.wrapped(mark.text, room) if len(mark.text) > room else []

@@ -104,7 +104,7 @@ class ExpertMap(Panel):
         self.redraw()
 
     def action_worst(self) -> None:
-        """Select the worst expert. If it is already selected, select the next worst."""
+        """Select the worst expert. If the worst expert is already selected, select the next worst."""
         with self._store.lock:
             at = self._shown()
             if at is None:

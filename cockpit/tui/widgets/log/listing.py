@@ -23,7 +23,7 @@ MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
 class ListPanel(Panel, Generic[T]):
-    """A panel with a list of items, oldest first. A subclass supplies the items, their keys and their texts."""
+    """A panel with a list of items, oldest first. A subclass supplies the items, and the key and text of each item."""
 
     BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
     EMPTY: ClassVar[str] = "nothing yet"
@@ -89,7 +89,7 @@ class ListPanel(Panel, Generic[T]):
         )
 
     def position(self) -> str:
-        """A text such as ``12 newer`` if the newest items are below the visible lines, otherwise ""."""
+        """A phrase such as ``12 newer`` if the newest items are below the visible lines, otherwise ""."""
         return f"↓ {format.grouped(self._below)} newer" if self._below else ""
 
     # ------------------------------------------------------------------------------------- drawing

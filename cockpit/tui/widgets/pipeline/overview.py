@@ -153,7 +153,7 @@ def _without_pipeline(store: Store) -> bool:
 
 
 def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
-    """A line for a selected step without a timeline; it names the nearest steps that have one."""
+    """A line that says that the selected step has no timeline, and names the nearest steps that have one."""
     kept = store.timelines.steps
     near = [
         max((at for at in kept if at < step), default=None),

@@ -18,7 +18,7 @@ TICK_CELLS = 12  # at least this many cells between two labels of the ruler
 
 @dataclass(frozen=True)
 class Window:
-    """The visible time window. It starts at `start_ms`, lasts `length_ms`, and fills `cells` cells."""
+    """The visible time window, which starts at `start_ms`, lasts `length_ms`, and fills `cells` cells."""
 
     start_ms: float
     length_ms: float

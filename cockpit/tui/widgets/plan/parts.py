@@ -1,4 +1,4 @@
-"""Texts that the panels of the plan screen share: why there is no plan, sizes, and signed changes."""
+"""Text that several panels of the plan screen show: why there is no plan, sizes, and signed changes."""
 
 from typing import TYPE_CHECKING
 

@@ -55,7 +55,7 @@ class RankPanel(Panel):
         self.changed()
 
     def action_worst(self) -> None:
-        """Select the worst rank. If this key has already selected it, select the next worst."""
+        """Select the worst rank. If this key has already selected the worst rank, select the next worst."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             readings = view.readings_of(self._store, self.selection, metric)

@@ -322,14 +322,14 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend text that says that a line shows the worse of two rows. Empty if no line shows two rows, or if the
-    terminal can give the two halves of a cell different colours."""
+    """A phrase for the legend that says that a line shows the worse of two rows. Empty if no line shows two rows, or if
+    the terminal can give the two halves of a cell different colours."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 
 
 def _shared_texts(layout: Plan) -> list[str]:
-    """The legend texts for cells with several ranks, longest text first."""
+    """Phrases for the legend if a cell shows several ranks, longest first."""
     if layout.nodes:
         nodes = "a node" if layout.nodes == 1 else f"{layout.nodes} nodes"
         short = f"worst of {nodes}"

@@ -199,8 +199,8 @@ class _Drawing:
         return line
 
     def _line(self, fact: Fact, longest: float | None = None, limit: str = "") -> StripLine:
-        """The line for one metric: its name, value and unit, the median of the peers, and the deviation from it. If the
-        metric is a time, the line also has a bar."""
+        """The line for one metric: its name, value and unit, the median of the peers, and the deviation from this
+        median. If the metric is a time, the line also has a bar."""
         metric, colours = fact.metric, self.colours
         bin = self._bin(fact)
         line = StripLine().add(named(self._name(fact), self.name), colours.dim)

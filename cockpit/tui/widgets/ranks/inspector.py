@@ -64,7 +64,7 @@ def inspector(
 
 
 def _vital_signs(vitals: Vitals) -> Iterator[str]:
-    """The available vital signs as short texts."""
+    """The available vital signs as short phrases, such as ``74 W``."""
     if vitals.device_percent is not None:
         yield f"device {vitals.device_percent:.0f} %"
     if vitals.device_memory_bytes is not None:

@@ -34,7 +34,7 @@ COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
 class Rows(Enum):
-    """Which ranks have a row. The values are the texts that the panel's title shows."""
+    """Which ranks have a row. The panel's title shows these values."""
 
     ALL = "all ranks"
     STAGE = "its stage"

@@ -66,8 +66,8 @@ def _add_most(line: StripLine, most: Most, colours: Palette) -> None:
 
 
 def _crosses(store: Store, source: int, destination: int) -> str:
-    """A text that says whether a pair crosses nodes, without the names of the nodes; "" if all ranks are on one
-    node."""
+    """A phrase that says whether the two ranks of a pair are on different nodes, without the names of the nodes; "" if
+    all ranks are on one node."""
     crossing = crossing_text(store, source, destination)
     if not crossing or len(hosts_of(store)) < 2:
         return ""
@@ -75,7 +75,7 @@ def _crosses(store: Store, source: int, destination: int) -> str:
 
 
 def crossing_text(store: Store, source: int, destination: int) -> str:
-    """A text that says whether a pair crosses nodes; "" if a host is unknown."""
+    """A phrase that says whether the two ranks of a pair are on different nodes; "" if a host is unknown."""
     hellos = store.state.hellos
     if source not in hellos or destination not in hellos:
         return ""

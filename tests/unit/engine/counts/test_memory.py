@@ -43,8 +43,8 @@ def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
 
 
 def test_first_stage_of_korthikanti() -> None:
-    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers. This is as much
-    memory as the activations of one micro-batch for all L layers."""
+    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers. These
+    activations take as much memory as those of one micro-batch for all L layers."""
     job = replace(GPT3_JOB, grid=Grid(pp=8, tp=8))
     first = plan_memory(job).ranks[0].activations
     layers = 96 * layer_bytes(job)

@@ -1,9 +1,10 @@
-"""Recomputes the parameter, memory and FLOP counts in the source texts.
+"""Recomputes the parameter, memory and FLOP counts in the source documents.
 
-The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
-because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
-is the guide that covers the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the numbers that agree with
-the planner. WRONG lists the numbers that differ from the planner's, each with the correct number and the reason.
+The source documents are four documents on distributed training from which this project began. Text A is "Training
+doesn't fail because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and
+Efficiency", and text D is the guide that covers the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the
+numbers that agree with the planner. WRONG lists the numbers that differ from the planner's, each with the correct
+number and the reason.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ LLAMA_13B = models.llama(40, 5120, 40, 40, 13824, 32000)
 LLAMA_33B = models.llama(60, 6656, 52, 52, 17920, 32000)
 LLAMA_65B = models.llama(80, 8192, 64, 64, 22016, 32000)
 GPT2_XL = models.gpt(48, 1600, 25, 50257, 1024)
-BERT_LARGE = 340e6  # parameters as in the source texts; the planner cannot describe an encoder
+BERT_LARGE = 340e6  # parameters as in the source documents; the planner cannot describe an encoder
 SEVEN, SEVENTY, GPT3, PALM = 7e9, 70e9, 175e9, 540e9
 
 
@@ -58,8 +59,8 @@ def gpt3_sample() -> float:
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a source text: its section, its value, the planner's value, and a relative tolerance that allows for
-    the text's rounding."""
+    """A number in a source document: its section, its value, the planner's value, and a relative tolerance that allows
+    for the document's rounding."""
 
     where: str
     said: float
@@ -147,8 +148,8 @@ def test_a_number_of_the_source_texts(number: Number) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a source text: its section, its value, the right value, the planner's value, and the reason for
-    the difference."""
+    """A wrong number in a source document: its section, its value, the right value, the planner's value, and the reason
+    for the difference."""
 
     where: str
     said: float

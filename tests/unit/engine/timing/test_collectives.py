@@ -1,7 +1,7 @@
-"""Tests the closed-form costs of collectives against the literature and the source texts, and tests properties that
+"""Tests the closed-form costs of collectives against the literature and the source documents, and tests properties that
 hold for any size.
 
-The source texts are the texts that test_source_texts_communication.py lists.
+The source documents are those that test_source_texts_communication.py lists.
 """
 
 from math import ceil, log2

@@ -1,10 +1,10 @@
-"""Recomputes the communication numbers in the source texts: latency, bandwidth, crossover sizes, CCR, ridge points,
+"""Recomputes the communication numbers in the source documents: latency, bandwidth, crossover sizes, CCR, ridge points,
 bytes and times.
 
-The source texts are the texts on distributed training from which this project began. Text A is "Training doesn't fail
-because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and Efficiency", and text D
-is the guide that covers the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the numbers that agree with
-the planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
+The source documents are four documents on distributed training from which this project began. Text A is "Training
+doesn't fail because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and
+Efficiency", and text D is the guide that covers the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the
+numbers that agree with the planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.pe
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a source text: its section, its value, the computed value, and a relative tolerance that allows for
-    the text's rounding."""
+    """A number in a source document: its section, its value, the computed value, and a relative tolerance that allows
+    for the document's rounding."""
 
     where: str
     said: float
@@ -78,7 +78,7 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
     """Bytes that a rank sends over dp in a step, divided by the size of the layers in bytes, in the limit of many
-    ranks. The embedding and the head are left out, as in the source text."""
+    ranks. The embedding and the head are left out, as in the source document."""
     sent = []
     for layers in (2, 1):
         model = models.gpt(layers, 1024, 16, 512, 128)

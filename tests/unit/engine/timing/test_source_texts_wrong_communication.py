@@ -1,5 +1,5 @@
-"""Compares wrong communication numbers in the source texts with the correct ones, and says why each is wrong. The
-module `test_source_texts_communication.py` lists the source texts.
+"""Compares wrong communication numbers in the source documents with the correct ones, and says why each is wrong. The
+module `test_source_texts_communication.py` lists the source documents.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from tests.unit.engine.timing.test_source_texts_communication import (
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a source text: its section, its value, the right value, a function that computes the right
+    """A wrong number in a source document: its section, its value, the right value, a function that computes the right
     value, and the reason for the difference."""
 
     where: str
@@ -149,8 +149,8 @@ def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
 
 
 def test_moe_sends_top_k_times_what_the_text_counts() -> None:
-    """D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E bytes for a layer in forward and backward. This is correct for one
-    expert per token; Mixtral, the example of D 12.3, uses top-2 routing and sends twice as much."""
+    """D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E bytes for a layer in forward and backward. This number is correct for
+    one expert per token; Mixtral, the example of D 12.3, uses top-2 routing and sends twice as much."""
     model = models.MIXTRAL_8X7B
     job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
     layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8

@@ -1,7 +1,7 @@
-"""Tests of predicted step times: properties that hold for any job, figures of the source texts, and limits on the
+"""Tests of predicted step times: properties that hold for any job, figures from the source documents, and limits on the
 errors for published measurements.
 
-The source texts are listed in test_source_texts_communication.py.
+The source documents are listed in test_source_texts_communication.py.
 """
 
 from collections import defaultdict
@@ -153,7 +153,7 @@ def test_a_long_schedule_is_extrapolated_exactly_from_short_ones(name: str) -> N
     ("stages", "micro_batches", "share"), [(8, 1, 7 / 8), (8, 133, 0.05), (4, 8, 3 / 11)]
 )
 def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: float) -> None:
-    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages, the source texts state 133
+    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages, the source documents state 133
     micro-batches. With 133 micro-batches the bubble is exactly 5 %, so 134 are needed."""
     ones = [1.0] * stages
     window = pipeline_time("gpipe", stages, 1, micro_batches, ones, ones)
@@ -161,8 +161,8 @@ def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: floa
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """Text D, section 9.5: by the text's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The text says
-    about 175 MB, which is wrong."""
+    """Text D, section 9.5: by the document's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The
+    document says about 175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]

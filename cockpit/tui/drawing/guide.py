@@ -22,7 +22,11 @@ class Guide:
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
     """The lines of an empty screen: the reason `why` it is empty and, if the whole guide fits, the guide below."""
-    lines = [StripLine().add(f"{format.MISSING} {why}", colours.text)]
+    parts = format.wrapped(why, max(20, width - 2))
+    lines = [
+        StripLine().add(f"{' ' if number else format.MISSING} {part}", colours.text)
+        for number, part in enumerate(parts)
+    ]
     room = min(width, WIDEST)
     rest = [StripLine()]
     rest += [
@@ -33,4 +37,4 @@ def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palett
         for number, part in enumerate(format.wrapped(text, max(8, room - 2 - LABEL))):
             line = StripLine().add(f"  {'' if number else label:<{LABEL}}", colours.accent)
             rest.append(line.add(part, colours.text))
-    return lines + rest if len(rest) < height else lines
+    return lines + rest if len(lines) + len(rest) <= height else lines

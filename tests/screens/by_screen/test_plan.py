@@ -158,12 +158,13 @@ async def test_shared_cores_have_no_times(make_cockpit: MakeCockpit, tmp_path: P
 
 
 async def test_without_a_layout_the_screen_says_what_is_missing(make_cockpit: MakeCockpit) -> None:
-    cockpit = make_cockpit(FakeRun())
+    cockpit = make_cockpit(FakeRun(previews=False))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        screen = await planned(cockpit, pilot, "7", "right", "enter")
-        assert (
-            "no plan: the run names no folder with its layout" in screen_text(cockpit) or "no plan" in screen
-        )
+        screen = await planned(cockpit, pilot, "7")
+        assert "no plan: the run names no folder with its layout" in screen
+        assert "engine plan LAYOUT predicts memory" in screen and "nothing is sent" not in screen
+        await planned(cockpit, pilot, "right", "enter")
+        assert "no plan" in screen_text(cockpit)
 
 
 async def test_another_layout_in_the_folder_is_refused(make_cockpit: MakeCockpit, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class AdvicePanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         model = self.model
         model.update(store)
-        if missing := without_plan(model, store, width, colours, brief=True):
+        if missing := without_plan(model, width, height, colours, brief=True):
             return missing
         answer = model.suggestions(store) if self.view == "advice" else model.chart(self.view)
         if answer is None:

@@ -78,7 +78,7 @@ class MemoryPanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         model = self.model
         model.update(store)
-        if missing := without_plan(model, store, width, colours, brief=True):
+        if missing := without_plan(model, width, height, colours, brief=True):
             return missing + _only_measured(store, width, colours)
         now = model.outlook({})
         if now is None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.quantities import bytes_of
-from cockpit.data.store import Store
 from cockpit.knobs.plan.model import WhatIf
+from cockpit.tui.drawing.guide import Guide, guide_lines
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from engine.config.layout import Layout
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 
 COMPUTING = "computing"
 ELSEWHERE = "no plan of this run: the what-if says why"
-NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
+_GUIDE = Guide(
+    "This screen shows the planned memory of each rank beside its device's memory, what a change of a setting would "
+    "bring, and what bounds the run. The planner needs the layout.toml of the run's folder, on this machine.",
+    (
+        ("engine run", "writes the layout.toml; on another machine, open the cockpit there"),
+        ("your own loop", "k changes its knobs, and cockpit try measures what a change brings"),
+        ("without a run", "engine plan LAYOUT predicts memory and times"),
+    ),
+)
 
 
 def without_plan(
-    model: WhatIf, store: Store, width: int, colours: Palette, brief: bool = False
+    model: WhatIf, width: int, height: int, colours: Palette, brief: bool = False
 ) -> list[StripLine] | None:
-    """Lines that say why there is no plan for this run; None if there is a plan. With `brief`, the lines refer
-    to the what-if panel for the reason."""
+    """Lines that say why there is no plan for this run and, if there is room, what to do; None if there is a plan. With
+    `brief`, the lines refer to the what-if panel for the reason."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None
@@ -31,10 +39,9 @@ def without_plan(
         return [
             StripLine().add(f"{format.MISSING} {COMPUTING}: reading the layout of the run", colours.faint)
         ]
-    text = ELSEWHERE if brief else f"no plan: {format.clean(layout.refusal)} · {NEEDS}"
-    first, *more = format.wrapped(text, max(20, width - 2))
-    lines = [StripLine().add(f"{format.MISSING} {first}", colours.text)]
-    return lines + [StripLine().add(f"  {part}", colours.text) for part in more]
+    if brief:
+        return guide_lines(ELSEWHERE, _GUIDE, width, 0, colours)
+    return guide_lines(f"no plan: {format.clean(layout.refusal)}", _GUIDE, width, height, colours)
 
 
 def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:

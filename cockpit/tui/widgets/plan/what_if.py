@@ -85,7 +85,9 @@ class WhatIfPanel(Panel):
     def subtitle(self, store: Store) -> str:
         if self._is_asked(store):
             return "a preview changes nothing"
-        return COMPUTING if self.model.worker.busy else "nothing is sent to the run"
+        if self.model.worker.busy:
+            return COMPUTING
+        return "" if isinstance(self.model.layout(), Answer) else "nothing is sent to the run"
 
     # -------------------------------------------------------------------------------------------- keys
 
@@ -120,7 +122,8 @@ class WhatIfPanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         model = self.model
         model.update(store)
-        if missing := without_plan(model, store, width, colours):
+        free = 0 if self._is_asked(store) else height  # the previews of the run follow
+        if missing := without_plan(model, width, free, colours):
             return missing + self._asked_lines(store, width, height - len(missing), colours)
         rows = model.rows()
         room = max(3, min(len(rows), height - LEAST_EFFECT))

@@ -101,7 +101,8 @@ def _band(
                 glyph, style = DEAD_GLYPH, colours.level[Level.BAD]
             elif glyph == " " and row in (cap_row, fair_row):
                 glyph, style = ("╌", colours.mark) if row == cap_row else ("┄", colours.faint)
-            if cursor in group and glyph not in "╌┄" and (glyph != " " or not colours.cursor.reverse):
+            # Without colours, an inverted bar would be a gap, so only the index below the bar is marked.
+            if cursor in group and glyph not in "╌┄" and not colours.cursor.reverse:
                 style = marked(glyph, style, colours)
             gap = int(how.bar > 2)
             line.add(glyph * (how.bar - gap), style).add(" " * gap, colours.text)

@@ -13,7 +13,7 @@ from agents.protocol import PAUSED, Value, spell
 from agents.protocol import clean as clean
 
 MISSING = "·"
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w))")
+_IN_NUMBER = re.compile(r"(?<=\d) (?=(?:\d{3}(?!\d)|(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w)))")
 SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPELLED = 10_000  # smaller numbers are written in full, larger ones with an SI prefix
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
@@ -100,15 +100,15 @@ def spaced(text: str) -> str:
 
 
 def wrapped(text: str, width: int, **options: Any) -> list[str]:
-    """The text in lines of at most `width` columns. A number and its unit stay on one line. `options` are passed to
-    `textwrap.wrap`."""
-    lines = textwrap.wrap(_BEFORE_UNIT.sub("\u00a0", text), width, **options)
+    """The text in lines of at most `width` columns. A number with grouped digits and a unit stays on one line. `options`
+    are passed to `textwrap.wrap`."""
+    lines = textwrap.wrap(_IN_NUMBER.sub("\u00a0", text), width, **options)
     return [line.replace("\u00a0", " ") for line in lines]
 
 
 def words(text: str) -> list[str]:
     """The words of `text`; a number and its unit form one word."""
-    return [word.replace("\u00a0", " ") for word in _BEFORE_UNIT.sub("\u00a0", text).split(" ")]
+    return [word.replace("\u00a0", " ") for word in _IN_NUMBER.sub("\u00a0", text).split(" ")]
 
 
 def counted(number: int, thing: str) -> str:

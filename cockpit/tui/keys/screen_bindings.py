@@ -99,7 +99,7 @@ LOG = (
         "v",
         "kind(1)",
         "kind",
-        "Show the next kind: changes, alerts, checkpoints, texts, others",
+        "Show the next kind: changes, alerts, checkpoints, samples, others",
         6,
     ),
     Action("log.kind_back", "V", "kind(-1)", "previous kind", "Show the previous kind"),

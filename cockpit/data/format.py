@@ -100,8 +100,8 @@ def spaced(text: str) -> str:
 
 
 def wrapped(text: str, width: int, **options: Any) -> list[str]:
-    """The text in lines of at most `width` columns. A number with grouped digits and a unit stays on one line. `options`
-    are passed to `textwrap.wrap`."""
+    """The text in lines of at most `width` columns. A number stays on one line with its unit, and so do groups of
+    digits. `options` are passed to `textwrap.wrap`."""
     lines = textwrap.wrap(_IN_NUMBER.sub("\u00a0", text), width, **options)
     return [line.replace("\u00a0", " ") for line in lines]
 

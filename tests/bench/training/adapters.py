@@ -250,7 +250,7 @@ def megatron_block(folder: Path, on: bool) -> Clock:
 @functools.cache
 def titan(folder: Path) -> Any:
     """torchtitan's trainer for its debug Llama model."""
-    from tests.ranks.adapters import torchtitan_job as job
+    from tests.ranks.adapters.torch_titan import job
 
     config = job.configured(str(folder), ACCUMULATION)
     config.training.steps, config.checkpoint.enable = STEPS, False

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from tests.ranks.cases.random_layouts import random_case
 from tests.ranks.parity.__main__ import run_case
 from tests.ranks.parity.comparison import FP64_TOLERANCE
+from tests.ranks.parity.random_case import random_case
 
 STEPS = 4
 

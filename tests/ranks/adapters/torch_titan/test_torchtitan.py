@@ -9,7 +9,7 @@ from tests.ranks.adapters.jobs import job
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install torchtitan triton")
 pytest.importorskip("triton", reason="triton is not installed, which torchtitan imports")
 
-SCRIPT = "torchtitan_job.py"
+SCRIPT = "torch_titan/job.py"
 
 
 @pytest.mark.exhaustive

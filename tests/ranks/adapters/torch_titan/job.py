@@ -1,7 +1,7 @@
 """A user's training script with torchtitan's `Trainer` and its debug Llama model on CPUs, and two added lines for the
 cockpit.
 
-torchrun torchtitan_job.py '{"folder": ..., "accumulation": 2, ...}'. Rank 0 writes its loss for each step to
+torchrun job.py '{"folder": ..., "accumulation": 2, ...}'. Rank 0 writes its loss for each step to
 FOLDER/losses.json. torchtitan 0.3 supports only accelerators, so `use_cpu` replaces the few functions that need one.
 """
 

@@ -1,6 +1,6 @@
 """Tests that docs/plan/planner.md shows what its commands print.
 
-`python -m tests.unit.engine.planner.test_planner_page` rewrites the page.
+`python -m tests.unit.test_planner_page` rewrites the page.
 """
 
 import io
@@ -14,7 +14,7 @@ import pytest
 
 from engine.cli.main import main
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plan" / "planner.md"
 BLOCK = re.compile(r"```console\n\$ (engine [^\n]+)\n(.*?)```", re.DOTALL)
 

@@ -140,7 +140,7 @@ class Client:
 
     def changes(self, timeout_s: float) -> Iterable[Update]:
         """The same as `poll`, except that after a snapshot the updates that rebuild the state are generated one by one.
-        So no list of these updates is built for a reader that uses the new `state` directly.
+        This avoids building a list of these updates for a caller that only reads the new `state`.
         """
         deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []
@@ -217,7 +217,7 @@ class Client:
         self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
-        """Query what `changes` would do, and return the query's id. The answer appears in `previews`."""
+        """Send a preview query for `changes`, and return the query's id. The answer appears in `previews`."""
         return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
     def collect_stacks(self, ranks: Sequence[int] = (), threads: bool = False) -> str:

@@ -53,8 +53,8 @@ class PendingRequests:
 
 
 def _answered(request: Request, state: RunState) -> bool:
-    """Whether the run's state contains the answer. Always false for queries, because their answers are not part of the
-    state.
+    """Whether the run's state contains the answer. Always false for queries, because the state does not contain the
+    answers to queries.
     """
     trial = state.trials.get(request.id)
     match request:

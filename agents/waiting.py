@@ -16,7 +16,8 @@ class RunOverError(Exception):
 
 
 class _End:
-    """Detects the end of the run: no rank will return, and the hub has had `LAST_S` seconds to publish outcomes."""
+    """Detects the end of the run: all ranks have left for good, and the hub has had `LAST_S` seconds to publish
+    outcomes."""
 
     def __init__(self) -> None:
         self._seen_s: float | None = None
@@ -114,7 +115,8 @@ def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[Ran
 
 
 def _state_after_end(id: str, state: CommandState | None) -> CommandState:
-    """The state to report for command `id` if the run ended before the hub published a final state of the command."""
+    """The state that is reported for command `id` if the run ended before the hub published the command's final
+    state."""
     if state is None:
         return CommandState(
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before the request was answered"

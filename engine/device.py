@@ -26,8 +26,7 @@ def usable_gpus() -> int:
 
 
 def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
-    """The device of the rank: GPU number `local_rank` if this process can use at least `local_world` GPUs, else the
-    CPU.
+    """Returns the GPU with index `local_rank` if this process can use at least `local_world` GPUs, else the CPU.
 
     `wanted` is "auto", "cpu" or "cuda". Raises RunError if `wanted` is "cuda" and there are too few GPUs.
     """

@@ -58,7 +58,8 @@ class LastOperations:
         return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
 
     def all_slots(self) -> bytes:
-        """The raw bytes of all slots. If two calls return equal bytes, no rank has recorded anything in between."""
+        """The raw bytes of all slots. If two calls return equal bytes, no rank has recorded a different operation in
+        between."""
         return self._memory[:]
 
 
@@ -73,7 +74,7 @@ class SignalFlag:
         self.raised = True
 
     def take(self) -> bool:
-        """Whether the flag was raised since the last call. Clears the flag."""
+        """Whether the flag has been set since the last call of `take`. Clears the flag."""
         raised, self.raised = self.raised, False
         return raised
 
@@ -100,12 +101,13 @@ class RankContext:
         """The key-value store that all ranks share; every call returns the same object. Raises DistNetworkError if the
         store cannot be reached.
 
-        If rank 0 serves the store, rank 0 must end last, because the other ranks may use the store until they end.
+        If rank 0 serves the store, rank 0 must be the last rank to exit, because the other ranks may use the store
+        until they exit.
         """
         return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether this rank has received a stop signal. Other ranks may not have received one."""
+        """Whether this rank has received a stop signal. It is possible that only some ranks have received one."""
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:
@@ -138,7 +140,7 @@ def local_store(rank: int, world: int, port: int, listening: int | None) -> "Cal
     with file descriptor `listening`.
 
     The parent binds this socket before it forks, so no other process can take the port. Ranks can connect before rank 0
-    serves the store, because their connections wait in the backlog.
+    serves the store, because the kernel queues connections to a listening socket.
     """
 
     def open_store() -> "Store":

@@ -35,8 +35,8 @@ class _Use:
 
 
 class Memory:
-    """Detects devices and hosts whose memory is nearly full. One alert covers all devices; each host has a separate
-    alert."""
+    """Detects devices and hosts whose memory is nearly full. A single alert covers all full devices, whereas each full
+    host has its own alert."""
 
     holds, releases = 3, 3
 
@@ -87,7 +87,8 @@ def _memory_finding(subject: str, text: str, use: _Use, ranks: tuple[int, ...]) 
 
 
 class Throttle:
-    """Detects devices throttled by heat or by a power limit. Each reason has its own alert."""
+    """Detects devices throttled by heat or by a power limit. Each throttle reason has a separate alert, which covers
+    all affected ranks."""
 
     holds, releases = 4, 4
 

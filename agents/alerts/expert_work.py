@@ -28,7 +28,8 @@ class ExpertWork:
         self._baselines: dict[int, float] = {}
 
     def expected(self, rank: int, usual: float) -> float:
-        """A rank's expected own time, which is at least `usual`, the reference time of all ranks of the stage."""
+        """The expected own time of a rank, given the load of its experts; at least `usual`, the reference time for all
+        ranks of the stage."""
         hello = self._state.hellos[rank]
         place = hello.coords.get("ep")
         if place is None or len(self._same_experts) < 2:

@@ -44,7 +44,8 @@ class Detector(Protocol):
     releases: int
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """The conditions that currently hold. None if no new data has arrived; such a check is not counted.
+        """The conditions that currently hold. None if no new data has arrived since the last check; such a check counts
+        neither towards `holds` nor towards `releases`.
 
         `now_s`: seconds on a clock that stops while the hub process is suspended.
         """
@@ -100,7 +101,8 @@ def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
 
 
 class NewSummaries:
-    """Tracks which summaries are new since the last call. `restarted`: the run resumed from an earlier step."""
+    """Tracks which summaries are new since the last call of `take`. `restarted`: whether that call found that the run
+    had resumed from an earlier step."""
 
     def __init__(self) -> None:
         self._last = -1

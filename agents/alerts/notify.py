@@ -57,8 +57,8 @@ class Notifier:
         return failures
 
     def close(self, within_s: float = FLUSH_S) -> list[str]:
-        """Send the queued alerts, for at most `within_s` seconds. Returns the failures since the last call, including
-        timeouts.
+        """Send the queued alerts, for at most `within_s` seconds. Returns a message for each delivery that has failed
+        since the last call of `problems`, and one if alerts are still unsent after this time.
         """
         until = time.monotonic() + within_s
         with contextlib.suppress(queue.Full):

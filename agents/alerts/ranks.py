@@ -103,7 +103,8 @@ class Stall:
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
     """The stalled ranks that the others wait for: the ranks at the earliest step. If all ranks are at the same step,
-    these are the ranks outside collectives or, if there are none, the ranks in the operation with the fewest ranks.
+    returns the ranks that are not in a collective; if this is true of all ranks or of none, the ranks in the operation
+    that the fewest ranks are in.
     """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):

@@ -50,7 +50,7 @@ def limits_of(state: RunState) -> Limits:
 
 @dataclass
 class Baseline:
-    """A series of values: the newest values, and a baseline of earlier values under the same knob revision."""
+    """The newest values of a series, and earlier values since the last knob change, which serve as the baseline."""
 
     newest: deque[float]
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))
@@ -80,8 +80,8 @@ class Baseline:
         return (now, median(self.usual)) if self._is_far(now, share) else None
 
     def first_high(self, share: float) -> int:
-        """The position in `newest`, counted from the end, of the first value far above the baseline; 1 if there is
-        none."""
+        """The position in `newest` of the first value far above the baseline, counted from the end (1 is the last
+        value); also 1 if no value is so high."""
         return _first(self.newest, lambda value: self._is_far(value, share))
 
     def _is_far(self, value: float, share: float) -> bool:
@@ -94,7 +94,7 @@ class Baseline:
 
 
 def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
-    """The position of the first high value, counted from the end: 1 is the last value. 1 if no value is high."""
+    """The position of the first high value, counted from the end (1 is the last value); also 1 if no value is high."""
     flags = [high(value) for value in values]
     return len(flags) - flags.index(True) if True in flags else 1
 

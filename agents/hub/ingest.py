@@ -50,7 +50,8 @@ EVENTS_A_SECOND = 64  # maximum for one rank; further events are dropped
 
 
 def _by_our_clock(hello: Hello) -> Hello:
-    """The hello with its start time converted to this machine's clock, which the command timestamps use."""
+    """The hello, with its start time converted to this machine's clock, because the timestamps of commands use that
+    clock."""
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
@@ -110,7 +111,7 @@ class Ingest:
         self._publish(Event(time.time(), "info", "hub", text))
 
     def report_malformed(self) -> None:
-        """Report the collected records that turned out to be malformed when they were decoded."""
+        """Report each collected record that was found to be malformed when it was decoded."""
         malformed = self._update_log.newest.malformed
         while malformed:
             rank, found = malformed.popleft()
@@ -169,8 +170,8 @@ class Ingest:
         return None
 
     def _needs_welcome(self, rank: int) -> bool:
-        """Whether to request a new hello. With its hello, a rank repeats the acks that it may have sent to the previous
-        hub process.
+        """Whether to request a new hello. With the new hello, the rank sends again the acks that it may have sent to
+        the previous hub process.
         """
         if rank in self._seen:
             return False

@@ -28,7 +28,7 @@ class MemoryLimit:
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def excess(self) -> str:
-        """A one-sentence message if the limit is exceeded, else "". Takes a few microseconds."""
+        """A one-sentence message if the limit is exceeded, else "". A call takes a few microseconds."""
         if self._statm is None:
             return ""
         held = int(os.pread(self._statm, 128, 0).split()[1]) * mmap.PAGESIZE

@@ -75,8 +75,8 @@ def _places(listen: str | None, folder: Path) -> list[str]:
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
 ) -> int:
-    """Run the hub; returns 0 after SIGTERM (with `--parent`: after END_SIGNAL) or the end of the parent process. If the
-    hub cannot start, the exit status is 2 and the reason is printed on stderr.
+    """Run the hub. Returns 0 if the hub ends because of SIGTERM (with `--parent`: END_SIGNAL) or because the parent
+    process has ended. If the hub cannot start, the exit status is 2 and the reason is printed on stderr.
 
     With `in_terminal`, Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
     """

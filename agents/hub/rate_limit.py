@@ -17,7 +17,7 @@ class RateLimit:
         self._counts: Counter[object] = Counter()
 
     def allows(self, source: object, now: float) -> bool:
-        """Whether one more event of `source` is within the limit. `now`: seconds of a monotonic clock."""
+        """Whether one more event of `source` is within the limit. `now`: the time of a monotonic clock in seconds."""
         if int(now) != self._second:
             self._second = int(now)
             self._counts.clear()

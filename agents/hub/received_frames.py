@@ -20,7 +20,8 @@ DRAIN_S = 0.01  # maximum time for one socket per round, because some frames tak
 
 
 class ReceivedFrames:
-    """Handles the frames of all peers. `count` and `cut_short` describe the latest round."""
+    """Handles the frames of all peers. `count`: number of frames handled in the latest round. `cut_short`: whether a
+    limit ended that round, so that frames may be left."""
 
     def __init__(
         self, sockets: ServerSockets, ingest: Ingest, requests: ClientRequests, peer_faults: PeerFaults

@@ -28,7 +28,7 @@ RETRY_S = 30.0  # interval between attempts to write after a failure
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits and time intervals of a recording. Sizes on disk are compressed sizes."""
+    """Size limits and time intervals of a recording. `full_bytes` and `thin_bytes` limit compressed sizes."""
 
     # Maximum size of the segments with all updates; above it, the oldest segment is thinned.
     full_bytes: int = DEFAULT_RECORD_MB * 10**6
@@ -76,7 +76,8 @@ class _Follow:
 
 
 class Recorder:
-    """Records `update_log` from its first update on. The hub calls `follow` and `close`; a thread writes to disk."""
+    """Records the updates of `update_log`, from the first one on. The hub calls `follow` and `close`; a thread writes
+    to disk."""
 
     def __init__(self, path: Path, update_log: UpdateLog, limits: Limits = Limits()) -> None:
         self._path = path
@@ -141,7 +142,8 @@ class Recorder:
         return failure is not None
 
     def _resume_after_gap(self, now: float) -> None:
-        """Continue with a snapshot once the thread has caught up. Called when the log no longer has the next update."""
+        """Continue the recording with a snapshot as soon as the thread has caught up. Called when the update log no
+        longer holds the next update to record."""
         if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq
@@ -217,7 +219,7 @@ class Recorder:
                 return
 
     def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
-        """Write the work items; after a failure, skip the items before the next snapshot."""
+        """Write the work items. After a failure, skip the items before the last one that begins a segment."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
             items = items[begins[-1] :] if begins else []

@@ -33,7 +33,8 @@ class RunEnd:
         return self._parent is not None and process_state(self._parent) == "ended"
 
     def reason(self) -> str | None:
-        """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
+        """The reason why pending commands can no longer be applied: "" if it is unknown, None if the ranks may continue
+        without this hub."""
         failure = last_failure(self._folder, self._began_s)
         leader = self._membership.leader
         if failure or leader is None:  # the leader left, is lost, or never connected

@@ -36,7 +36,8 @@ class SelfRepair:
         return file
 
     def check(self) -> Iterator[LogLine]:
-        """Restore missing files and return lines for the run's log. Calls only `stat` if no file is missing."""
+        """Restore missing files and return lines for the run's log. If no file is missing, the only cost is calls of
+        `stat`."""
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):

@@ -3,9 +3,8 @@
     python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
 The hub orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes the clients' proposals to
-the leader rank (`Control`). The hub may be killed at any time: the ranks continue training. A hub that is restarted in
-the same run folder listens on the same endpoints, and restores its commands, its trials, and the run's curves and
-events.
+the leader rank (`Control`). If the hub is killed, the ranks continue training. A hub that is restarted in the same run
+folder listens on the same endpoints, and restores its commands, its trials, and the run's curves and events.
 """
 
 import os
@@ -193,8 +192,8 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Publish the journal's events; load its commands and trials if its file could not be opened before and now has
-        been."""
+        """Publish the journal's events. If the journal's file could not be opened before but is open now, also load its
+        commands and trials."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
         if not self._journal.take_reopened():
@@ -281,7 +280,7 @@ class Hub:
         self._sockets.send(peer, codec.encode([message]))
 
     def _request_samples(self) -> None:
-        """Request samples from the ranks for which clients hold leases."""
+        """Request samples from the ranks for which clients hold sampling leases."""
         step_ms = self._update_log.state.step_ms
         for peer, samples in self._sampling_leases.requests_due(
             self._membership.with_capability(SAMPLES), step_ms, time.monotonic()

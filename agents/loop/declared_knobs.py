@@ -43,7 +43,7 @@ def declared_knob(
 
 def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:
     """Convert a value to the type of its knob: 1 to 1.0 for a float knob, 1.0 to 1 for an int knob. Raises ValueError
-    if the value would change, as with 1.5 for an int knob.
+    if the conversion would change the value, as with 1.5 for an int knob.
     """
     if type is int and isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{name} = {spell(value)} is not legal; it takes whole numbers")

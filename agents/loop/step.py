@@ -14,8 +14,8 @@ PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """The part of a loop that a step uses: it sets the current operation, and calls functions whose errors are logged
-    but not raised.
+    """The part of a loop that a step uses: `at` sets the current operation, and `quietly` calls a function whose errors
+    are logged but not raised.
     """
 
     doing: tuple[int, str, float]
@@ -121,8 +121,8 @@ def summed_loads(ranks: Sequence[RankStep]) -> dict[int, list[int]]:
 def summary_of(
     step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], report: StepReport
 ) -> Summary:
-    """The summary of one step over all ranks. Without `agree=`, `ranks` has only rank 0, so the loss is the loss of
-    rank 0.
+    """The summary of one step over all ranks. If `join` was called without `agree`, `ranks` contains only rank 0, so
+    the loss is that of rank 0.
     """
     slowest = max(rank.step_ms for rank in ranks)
     tokens = [rank.tokens for rank in ranks if rank.tokens is not None]

@@ -9,7 +9,7 @@ command, and its knobs then differ from those of the other ranks.
 
 The number of exchanges depends only on the exchanged data, so it is equal on all ranks. Even if something fails on a
 rank, that rank still takes part in the exchanges, because the other ranks wait for it. Only a failure of the exchange
-itself is raised.
+itself raises an exception.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
 """The messages between processes. Messages are typed, versioned, and encoded as msgpack without extension types.
 
-A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like Struct),
-so a newer peer may append fields, which an older peer ignores. A batch is a list inside one frame, never a multipart
-message. `codec.decode` reads every frame: it checks size, version and types before any field is used.
+A frame is one msgpack value ``[version, [message, ...]]``. A message is an array ``[kind, field, ...]`` (an array-like
+Struct of msgspec): a newer peer may append fields, and an older peer ignores these fields. A batch of messages is sent
+as one frame, never as a ZeroMQ multipart message. `codec.decode` reads every frame: it checks size, version and types
+before any field is used.
 
 Units: a field whose name ends in ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, and a time
 whose name ends in ``_s`` is in seconds since the epoch. ``None`` means "no data", which is never the same as zero.

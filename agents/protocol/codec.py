@@ -130,7 +130,7 @@ def frame(packed: Iterable[bytes]) -> bytes:
 
 
 def frame_of_joined(count: int, packed: bytes) -> bytes:
-    """One frame of `count` messages, with the same bytes as `frame` returns; `packed` is the concatenation of the
+    """One frame of `count` messages, which decodes like the result of `frame`. `packed` is the concatenation of the
     packed messages.
     """
     return b"\x92" + _encoder.encode(VERSION) + b"\xdd" + count.to_bytes(4, "big") + packed
@@ -146,7 +146,8 @@ def updates_frame(
     time_s: float = 0.0,
     since: int | None = None,
 ) -> bytes:
-    """One frame with one `Updates`. The updates are packed already, because all clients get the same packed updates."""
+    """One frame with one `Updates`. The items of `packed` are already encoded, because the hub encodes each update only
+    once for all clients."""
     updates = [msgspec.Raw(one) for one in packed]
     return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
 
@@ -256,9 +257,9 @@ def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
 def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
     """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
-    A message whose kind is not in `kinds` becomes `Unknown`. For a malformed message, the exception `why` is raised; if
-    `why` is None, the message becomes `Unknown`. For the messages inside an `Updates`, `why` is None, because the hub
-    forwards records after checking only their kind and rank (`skim`), so one of them may be malformed.
+    A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised, or if `why` is
+    None, the message becomes `Unknown`. `why` is None for the messages inside an `Updates`: the hub forwards records
+    after checking only their kind and rank (`skim`), so a record may be malformed.
     """
     found: list[Any] = []
     unknown = 0

@@ -29,8 +29,8 @@ TrialName = Annotated[str, Meta(min_length=1, max_length=48)]
 
 
 class Propose(Message, frozen=True):
-    """A client proposes to change one or several knobs, all together or none. With `undo`, the client proposes to undo
-    the newest change that has not been undone; the hub then fills in `changes`.
+    """A client proposes to change one or more knobs. Either all of these changes are applied, or none. With `undo`, the
+    client proposes to undo the newest change that has not been undone; the hub then fills in `changes`.
     """
 
     id: Name  # the client chooses it, so that a repeated proposal is applied once
@@ -57,8 +57,8 @@ class Ack(Message, frozen=True):
     """A rank reports the outcome of a command; `digest` is the digest of the rank's knob board after the command.
 
     Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. The `why`
-    of this ack describes the work in progress, and a second ack reports the outcome. Later commands need not wait for
-    the second ack.
+    of this ack describes the work in progress, and a second ack reports the outcome. The hub does not wait for the
+    second ack before it sends later commands.
     """
 
     rank: Rank
@@ -108,8 +108,9 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of `changes`. The hub measures `steps` steps before the changes and the same number after
-    them. The values are reverted unless the run is significantly faster or an operator decides to keep the values.
+    """A client starts a trial of `changes`. The hub measures `steps` steps before the changes take effect, and `steps`
+    steps afterwards. The values are reverted unless the run is significantly faster or an operator decides to keep the
+    values.
     """
 
     id: TrialName
@@ -178,8 +179,8 @@ NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown 
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """The current value of a quantity, and its predicted value after the change. The value after the change may have an
-    interval; if the interval is wide or contains the current value, only the interval is shown.
+    """The current value of a quantity (`now`), and its predicted value after the change (`after`). The prediction may
+    have an interval (`low` to `high`); if the interval is wide or contains `now`, only the interval is shown.
 
     If `after`, `low` and `high` are None, there is no estimate.
     """
@@ -201,7 +202,8 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def point(self) -> float | None:
-        """`after`, or None if its interval is too wide, or if the direction of the change is not known."""
+        """`after`; None if the interval is too wide, or if the interval contains `now` although `after` differs from
+        `now`."""
         if self.after is None or self.interval is None:
             return self.after
         low, high = self.interval
@@ -211,8 +213,8 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def direction(self) -> int:
-        """1 if the value becomes larger, -1 if it becomes smaller, 0 if it does not change or if the interval contains
-        the current value, so that the direction is not known."""
+        """1 if the value increases, -1 if it decreases, 0 if it does not change, or if the direction is unknown because
+        the interval contains the current value."""
         if self.now is None:
             return 0
         low, high = self.interval or (self.after, self.after)

@@ -96,10 +96,10 @@ Update = (
 class Updates(Message, frozen=True):
     """Updates of `epoch`; the last one has the sequence number `seq`.
 
-    The updates of a snapshot rebuild the state, starting from an empty one. A snapshot of n frames has `snapshot` = n,
-    n - 1, ..., 1, and `begins` is true in its first frame. If `snapshot` is 0, these are live updates, which follow
-    update `seq - len(updates)`; an empty list is the hub's heartbeat. If `since` is given, the frame omits updates
-    after `since` that newer updates replace.
+    The updates of a snapshot rebuild the state, starting from an empty one. In the n frames of a snapshot, `snapshot`
+    counts down from n to 1; `begins` is true in the first frame. If `snapshot` is 0, these are live updates, which
+    follow update `seq - len(updates)`; an empty list is the hub's heartbeat. If `since` is given, the frame omits
+    updates after `since` that newer updates replace.
     """
 
     epoch: Name

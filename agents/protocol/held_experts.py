@@ -56,7 +56,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """Parse the values of the facts into layers and experts; groups that cannot be parsed are left out."""
+    """Parse the fact values that `held_texts` returns. Malformed groups are skipped."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")
@@ -71,7 +71,8 @@ def _name(number: int) -> str:
 
 
 def _parts(numbers: Iterable[int]) -> list[str]:
-    """Strings that list the numbers as ranges, such as ``0-3,7``, with at most `RANGES` ranges each."""
+    """Write the numbers as comma-separated ranges, such as ``0-3,7``, in as many strings as needed: a string has at
+    most `RANGES` ranges."""
     spelled = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         part = [number for _, number in run]

@@ -69,8 +69,8 @@ SAMPLES: Final = "samples"
 
 
 class Sample(Message, frozen=True):
-    """Requests full vectors for a limited time. A client sends this message to the hub, and the hub sends its own
-    requests to the ranks.
+    """Requests full vectors for a limited time. Clients send this message to the hub; the hub sends its own `Sample` to
+    the ranks.
 
     The hub chooses `every` so that all ranks send vectors of the same steps, at a rate that the hub can handle.
     """

@@ -96,8 +96,8 @@ class Step(Message, frozen=True):
 
     @property
     def waited_ms(self) -> float:
-        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part that
-        overlaps with computation.
+        """Exposed time in collectives and pipeline transfers: the time in which this rank waited for other ranks
+        without computing.
         """
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
@@ -244,7 +244,7 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 class Recalled(Message, frozen=True):
     """History that is older than the data in all earlier messages. A restarted hub reads this history from the run's
-    recording. In a snapshot, this message holds the part of the curve before the newest summaries.
+    recording. In a snapshot, `Recalled` holds the part of the curve that is older than the newest summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
     chronological order, and `curve` is older than `summaries`.
@@ -284,6 +284,6 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank cannot come back. A stopped or silent process may come back, and so may any process on
-        another machine, because the hub cannot check it."""
+        """Whether the rank cannot come back. A stopped or silent process may come back. So may a lost process on
+        another machine: the hub cannot check whether such a process has ended."""
         return self.clean or self.process == "ended"

@@ -68,7 +68,8 @@ class RankStacks(Message, frozen=True):
 
 
 class Unanswered(Struct, array_like=True, frozen=True):
-    """A rank without an answer, and the reason: the state of its process, if the hub can check it."""
+    """A rank that did not answer. `why` is the reason, such as the state of the rank's process if the hub can check the
+    process."""
 
     rank: Rank
     why: Annotated[str, Meta(max_length=512)]

@@ -57,8 +57,8 @@ class Agent:
     def introduce(self, hello: Hello, board: Board | None) -> None:
         """Send this rank's Hello now and whenever a hub requests it; on the leader, also send the knob board.
 
-        Call this method again after each applied revision, before `settle`, so that subscribers see the new board
-        first. Nothing is sent before the first call.
+        Call this method again after each applied change, before `settle`, so that subscribers get the new board before
+        the ack. Nothing is sent before the first call.
         """
         if self._link is None:
             return
@@ -89,7 +89,8 @@ class Agent:
 
     def collectives(self, recorder: Recorder) -> None:
         """Set the function that describes the newest collectives in one sentence. The agent sends this description with
-        the stacks of this rank. The agent calls `recorder` in its own thread, possibly while the training thread hangs.
+        the stacks of this rank. The agent's thread calls `recorder`, possibly while the training thread hangs in a
+        collective.
         """
         if self._link:
             self._link.stacks.recorder = recorder
@@ -137,8 +138,9 @@ class Agent:
         self._outbox.put(ack)
 
     def close(self, linger_s: float = 0.5, restarting: bool = False) -> None:
-        """Send the queued messages for at most `linger_s`, then send Gone and end the thread. A second call does
-        nothing. `restarting`: the launcher starts all ranks again, so this is not the end of the run.
+        """Try to send the queued messages for at most `linger_s` seconds, then send Gone and end the thread. A second
+        call does nothing. With `restarting`, Gone tells the hub that the launcher will start all ranks again, so the
+        run has not ended.
         """
         if self._link is None or self._closing.is_set():
             return

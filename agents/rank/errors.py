@@ -11,7 +11,7 @@ def sentence(error: BaseException) -> str:
 
 
 def named(error: BaseException) -> str:
-    """The error's `repr`, which includes its type."""
+    """The `repr` of the error, which includes the name of the error's type."""
     try:
         return sendable(repr(error))
     except Exception:  # noqa: BLE001 - foreign `__repr__`

@@ -108,7 +108,8 @@ class HubLink:
         return self._line.refusal or self._refused
 
     def turn(self) -> None:
-        """Wait briefly for messages from the hub, then send what is due."""
+        """Receive messages from the hub, waiting at most `POLL_MS`; then queue a pulse if one is due, and send the
+        queued messages."""
         self._dealer.poll(POLL_MS)
         self._line.check_handshakes()
         self._receive()
@@ -121,7 +122,7 @@ class HubLink:
         self._flush()
 
     def leave(self, linger_s: float, restarting: bool = False) -> None:
-        """Send the queued messages for at most `linger_s`, then send Gone and close the socket."""
+        """Try to send the queued messages for at most `linger_s` seconds, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:

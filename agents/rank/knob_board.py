@@ -38,14 +38,14 @@ class Knob:
     """One knob.
 
     `legal` and `prepare` are called with the values that the board would have after the change. `prepare` returns what
-    `commit` needs, or raises ValueError with a one-sentence message. `commit` must not fail, except that it may raise
-    NotAppliedError if it calls the program's own code.
+    `commit` needs, or raises ValueError with a one-sentence message. `commit` must not raise any exception other than
+    NotAppliedError, which it may raise only if it calls the program's own code.
 
     A knob that is an `action`, such as saving a checkpoint, has no value. Setting such a knob requests the action once;
     `commit` only records the request.
 
-    `waits` is called with a legal new value. `waits` returns "" if the value can take effect before the next step, or
-    else the reason why the change waits for a later step, because some loops can switch a value only at certain steps.
+    `waits` is called with a legal new value. `waits` returns "" if the value can take effect before the next step. A
+    loop may be able to switch the value only at certain steps; in this case `waits` returns the reason for the delay.
     Like `prepare`, `waits` may raise ValueError with a one-sentence message.
     """
 
@@ -96,15 +96,15 @@ class KnobBoard:
         ]
 
     def prepare(self, changes: Values) -> Prepared:
-        """Check `changes` together and build what they need. If the changes are refused, the ValueError says why in one
-        sentence.
+        """Check `changes` as a whole, then call `Knob.prepare` for each changed knob. If the changes are refused, the
+        ValueError says why in one sentence.
         """
         would_be = self.check(changes)
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
 
     def waits(self, changes: Values) -> str:
-        """Why prepared `changes` wait for a later step; "" if they can be committed now. Raises ValueError with a
-        one-sentence message if the changes can never be committed.
+        """Why the prepared `changes` must wait for a later step, or "" if they can be committed now. Raises ValueError
+        with a one-sentence message if the changes can never be committed.
         """
         asked = {
             name: self._knobs[name].waits(self._knobs[name].cast(value)) for name, value in changes.items()
@@ -112,8 +112,8 @@ class KnobBoard:
         return "; ".join(why for why in asked.values() if why)
 
     def check(self, changes: Values) -> Values:
-        """Check `changes`, and return all values that the board would have after them. If the values are not legal,
-        raise ValueError with a one-sentence message that says why.
+        """Check `changes`, and return the values that all knobs of the board would have after these changes. If the
+        values are not legal, raise ValueError with a one-sentence message that says why.
         """
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:

@@ -89,8 +89,8 @@ class ManyRanks:
     # ------------------------------------------------------------------------------------------- ranks
 
     def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
-        """Set the hellos of the ranks and the leader's board, and send them. Call this method again after each applied
-        change, before `settle`, so that subscribers get the new board before the acks."""
+        """Set the ranks' hellos and the leader's knob board, and send both to the hub. Call this method again after
+        each applied change, before `settle`, so that subscribers get the new board before the acks."""
         extra = [PREVIEWS] if self.preview else []
         self._hellos = {
             hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])
@@ -100,8 +100,8 @@ class ManyRanks:
         self._introduce(self._hellos, with_relay=True)
 
     def silence(self, ranks: Collection[int]) -> None:
-        """Set which ranks are silent, as if their machine had failed. A rank that is no longer silent sends its hello
-        again. The caller must not send records of silent ranks."""
+        """Set which ranks are silent. A silent rank sends nothing, as if its machine had failed. A rank that is no
+        longer silent sends its hello again. The caller must not send records of silent ranks."""
         back = self._silent.difference(ranks)
         self._silent = frozenset(ranks)
         self._introduce(back)
@@ -153,7 +153,8 @@ class ManyRanks:
         self._flush(line)
 
     def close(self, linger_s: float = 2.0) -> None:
-        """Send the queued frames for at most `linger_s`, then close the connection. A second call does nothing."""
+        """Try to send the queued frames for at most `linger_s` seconds, then close the connection. A second call does
+        nothing."""
         line, self._line = self._line, None
         if line is None:
             return
@@ -191,8 +192,8 @@ class ManyRanks:
 
     def peers_wanted(self, step: int) -> list[int]:
         """The ranks that must send their all-to-all bytes per destination rank in this step. With at most `UNASKED`
-        ranks, all ranks send these bytes every `EVERY` steps. Otherwise, a rank sends its bytes only if a client has
-        requested them.
+        ranks, all ranks send these bytes every `EVERY` steps. In all other cases, a rank sends these bytes only if a
+        client has requested them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

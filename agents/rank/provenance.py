@@ -21,7 +21,7 @@ def provenance(
 ) -> dict[str, Value]:
     """The facts `release`, `python`, `user` and, if given, `folder`, `checkpoints` and `command` (as a shell line).
 
-    A path that is too long for a fact is left out, because a truncated path would name another file.
+    A path that exceeds the maximum length of a fact is left out, because a truncated path would name another file.
     """
     facts: dict[str, Value] = {
         "release": release(),
@@ -54,7 +54,8 @@ def user() -> str:
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The words of a command as one shell line, without the program's path. ``python -m NAME`` becomes ``NAME``."""
+    """`command` as one shell line that starts with the program's name, without its path. ``python -m NAME`` becomes
+    ``NAME``."""
     program = Path(command[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return clean(shlex.join([name, *command[1:]]))

@@ -36,7 +36,8 @@ class ReceivedCommands:
             self._pending.pop(ack.revision, None)
 
     def receive(self, command: Command, hello: Hello, board: Board | None) -> Ack | None:
-        """Add a command from the hub. If the command is settled already, its acknowledgement is returned instead."""
+        """Add a command from the hub to the pending commands. If the command is already settled, return its
+        acknowledgement instead."""
         with self._lock:
             if command.revision in self._pending:
                 return None

@@ -10,8 +10,8 @@ CAPABILITIES = (SAMPLES,)
 
 
 class Sampling:
-    """Decides at which steps to send each kind of full vectors. The trainer's thread calls `due` at every step, and the
-    agent's thread calls `take`.
+    """Decides at which steps a rank sends full vectors, for each kind of vector. The trainer's thread calls `due` at
+    every step, and the agent's thread calls `take`.
 
     The interval is in steps, not in seconds, so that all ranks send full vectors for the same steps.
     """

@@ -70,7 +70,8 @@ class Stacks:
         )
 
     def _threads(self, everything: bool) -> Iterator[tuple[str, list[_Place]]]:
-        """Name and frames of each thread, the training thread first, without the calling thread."""
+        """The name and the frames of the training thread and, if `everything` is True, of all other threads except the
+        calling thread."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = sys._current_frames()
         training = self._training if self._training in frames else threading.main_thread().ident or 0
@@ -81,7 +82,7 @@ class Stacks:
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
         """Read the source lines, by file and line number, and the recorder's one-sentence description of the newest
-        collectives. Data not read in time is left out.
+        collectives. Whatever cannot be read within `READ_S` seconds is left out.
         """
         code: dict[tuple[str, int], str] = {}
         sentence: list[str] = []
@@ -106,8 +107,9 @@ class Stacks:
 
 
 def _places(frame: FrameType | None) -> list[_Place]:
-    """The frames of a thread, outermost first, without the frames of the hooks that `cockpit wrap` installs. A rank
-    hangs in the torch function that a hook calls, not in the hook, and hooks are not part of the user's program.
+    """The frames of a thread, outermost first, without the frames of the hooks that `cockpit wrap` installs. If a rank
+    hangs, it hangs in the torch function that the hook calls, not in the hook itself, and the hooks are not part of the
+    user's program.
     """
     places = []
     while frame is not None:

@@ -18,8 +18,8 @@ Pending = Callable[[], Command | None]
 
 
 class Voter:
-    """Votes on behalf of one rank. `pending` returns the leader's pending command. `settle` is called with the outcome,
-    after the board is updated.
+    """Takes part in the ranks' votes on behalf of one rank. `pending` returns the leader's pending command. `settle` is
+    called with the outcome, after the board is updated.
 
     `errors`: the exceptions that a knob may raise to refuse a change. Even if something fails on a rank, that rank
     still votes, because the other ranks wait for its vote. `waiting` is called on the leader at each step at which a

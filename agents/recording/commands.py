@@ -1,7 +1,7 @@
 """The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
-Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. If a page is
-damaged, whole rows may be missing, too; they are found by comparing the table with its index.
+Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. A damaged page
+can also make whole rows unreadable; comparing the table with its index finds these rows.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
 def readable_rows(
     found: Iterator[dict[str, object]], read: Callable[[dict[str, object]], T], unreadable: list[str]
 ) -> Iterator[T]:
-    """The rows that can be read. The errors for the other rows are added to `unreadable`."""
+    """Yields the rows that can be read; for each other row, adds the error message to `unreadable`."""
     for row in found:
         try:
             yield read(row)

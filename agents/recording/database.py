@@ -47,7 +47,7 @@ class OpenFile:
 
     @property
     def removed(self) -> bool:
-        """Whether one of the files was removed or replaced since it was opened."""
+        """Whether one of the files has been removed or replaced since it was opened."""
         return _files(self.path) != self._files
 
 

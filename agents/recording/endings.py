@@ -37,8 +37,8 @@ KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in (Summary, E
 
 @dataclass(frozen=True)
 class Ending:
-    """The leader of a run and the run's history, as they were at the end of one hub process; oldest data first. `curve`
-    covers the steps before the first of `summaries`.
+    """The leader of a run and the run's history (oldest data first) at the time when one of its hub processes ended.
+    `curve` covers the steps before those of `summaries`.
     """
 
     leader: Hello
@@ -83,8 +83,8 @@ class _Endings(Tables):
 
     @contextlib.contextmanager
     def _no_damage(self) -> Iterator[None]:
-        """Context manager: raises RecordingError if its body finds damage. Damage found earlier, such as a torn
-        write-ahead log, is ignored.
+        """Context manager that raises RecordingError at its end if damage was found in the `with` block. Damage found
+        earlier, such as a torn write-ahead log, is ignored.
         """
         known = len(self.damage)
         yield

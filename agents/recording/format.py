@@ -99,8 +99,8 @@ def column_checksum(columns: Iterable[object]) -> int:
 
 
 def check_columns(columns: Iterable[object], checksum: object) -> None:
-    """Raise RecordingError if the checksum of `columns` differs from `checksum`. `checksum` is None in a row of an
-    earlier release.
+    """Raise RecordingError if the checksum of `columns` differs from `checksum`. A row that an earlier release has
+    written has no checksum (None) and is accepted.
     """
     if checksum not in (None, column_checksum(columns)):
         raise RecordingError("its columns are damaged")
@@ -120,8 +120,8 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
-    """The updates of a row, decoded batch by batch to limit the use of memory. Raises RecordingError if the row is
-    damaged, or has more than `most_bytes` bytes uncompressed.
+    """The updates of a row, decoded batch by batch to limit memory use. Raises RecordingError if the row is damaged, or
+    has more than `most_bytes` bytes uncompressed.
     """
     try:
         for batch in _unread.decode(_unzip(data, most_bytes)):

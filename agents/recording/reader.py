@@ -65,7 +65,7 @@ class Recording(Tables):
     # ------------------------------------------------------------------------------------------------ contents
 
     def span(self) -> Span:
-        """The range recorded so far, which grows while the run is live."""
+        """The range of steps and times recorded so far; this range grows while the run is live."""
         segments = self.segments()
         newest = segments[-1]
         row = self.newest_row()
@@ -144,7 +144,8 @@ class Recording(Tables):
         return Position(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
 
     def at_time(self, time_s: float) -> Position:
-        """The position at time `time_s` of the hub's clock; the start of the recording if `time_s` is earlier."""
+        """The position at time `time_s` of the hub's clock, or the start of the recording if `time_s` is before the
+        start."""
         segments = self.segments()
         before = [one for one in segments if one.time_s <= time_s] or segments[:1]
         return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
@@ -250,7 +251,8 @@ class Recording(Tables):
         return Position(found[0], beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
-        """The step of the first summary after row `row` whose step is at least `step`; None if there is none."""
+        """Of the summaries after row `row`, finds the first one for `step` or a later step, and returns its step; None
+        if there is no such summary."""
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):

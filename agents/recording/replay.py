@@ -39,7 +39,8 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Whether the replay has reached the end that the recording had at the last `seek`."""
+        """Whether the replay has reached the end of the recording; anything recorded after the last `seek` is
+        ignored."""
         return self._next is None
 
     @property
@@ -65,7 +66,8 @@ class Replay:
         self.forward(place.beyond)
 
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
-        """Advance until `beyond` is true for the next moment (`Moment`); returns the applied updates in order.
+        """Advance to the first `Moment` for which `beyond` is true, without applying it; returns the applied updates in
+        order.
 
         If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain all
         changes.

@@ -141,7 +141,7 @@ class Tables:
     # ------------------------------------------------------------------------------------------------ segments
 
     def segments(self) -> list[Segment]:
-        """The readable segments, in chronological order. Raises RecordingError if there are none."""
+        """The readable segments, in chronological order. Raises RecordingError if no segment is readable."""
         found = []
         query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments NOT INDEXED ORDER BY id"
         for columns in self.rows(tuple[Any, ...], query):
@@ -206,15 +206,15 @@ class Tables:
         return [id for (id,) in self.rows(tuple[int], IDS_BY_INDEX, segment)]
 
     def _ids_in_table(self, segment: int) -> list[int]:
-        """The ids of a segment's rows, read without the index. The index is not needed, because the table stores rows
-        in the order of their segments."""
+        """The ids of a segment's rows, read without the index. Bisection finds them, because the table stores rows in
+        the order of their segments."""
         end = self.rows(tuple[int], LAST_ID)[0][0] + 1
         first, after = (self._first_id(number, end) for number in (segment, segment + 1))
         return [id for (id,) in self.rows(tuple[int], IDS_IN_TABLE, segment, first, after)]
 
     def _first_id(self, segment: int, end: int) -> int:
-        """The lowest id of a row that belongs to this segment or a later one, found by bisection; `end` if no such row
-        exists."""
+        """The lowest id among the rows of this segment and of later segments, found by bisection; `end` if there are no
+        such rows."""
         low, high = 0, end
         while low < high:
             middle = (low + high) // 2
@@ -256,8 +256,8 @@ class Tables:
         return None
 
     def check_rows(self) -> None:
-        """Check all rows: their checksums, their order and their number. Call this before a query searches the rows for
-        a position; later calls do nothing.
+        """Check all rows: their checksums, their order and their number. Call this method before you search the rows
+        for a position in the recording. Only the first call checks the rows.
         """
         if self._all_checked:
             return

@@ -25,7 +25,7 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
 
 
 def check_ordinary(*paths: Path) -> None:
-    """Raise OSError if a path exists and is not a regular file. Call this before a library opens these files."""
+    """Raise OSError if a path exists and is not a regular file. Call this function before a library opens the paths."""
     for path in paths:
         try:
             mode = path.stat().st_mode

@@ -36,7 +36,7 @@ def forget_failure(folder: Path) -> None:
     """Record that the run has restarted, so that an earlier failure is not reported as the cause when the run ends
     later.
 
-    The earlier failure reports stay in the file.
+    Earlier failure reports are not deleted from the file.
     """
     if last_failure(folder):
         with contextlib.suppress(OSError), (folder / FAILURE_FILE).open("a", encoding="utf-8") as file:

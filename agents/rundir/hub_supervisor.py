@@ -1,5 +1,5 @@
-"""Starts the hub process of a run, or a relay, and restarts it when it dies. The ranks continue training in the
-meantime.
+"""Starts the hub process of a run, or a relay, and restarts it when it dies. The ranks continue to train while the hub
+or relay restarts.
 """
 
 import os
@@ -85,8 +85,8 @@ class HubSupervisor:
             self._plan_restart(f"could not be started ({error})")
 
     def tick(self) -> None:
-        """Check the hub, and restart it if it has died and a restart is due. Takes microseconds unless it starts a
-        process.
+        """Check the hub, and restart it if it has died and a restart is due. A call takes microseconds unless it starts
+        a process.
         """
         if self._hub is not None:
             status = self._hub.poll()
@@ -133,7 +133,7 @@ class HubSupervisor:
 
 def ending_signals(supervised: bool, in_terminal: bool) -> list[signal.Signals]:
     """Ignore signals that must not end this hub or relay, and return the signals that end it. `in_terminal`: whether
-    Ctrl-C ends the hub or relay."""
+    the process was started in a terminal, where Ctrl-C must end it."""
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
     )  # Slurm may send it to all processes of a job, to request a save
@@ -165,8 +165,8 @@ def reach(hub: Endpoints) -> Reach:
 
 
 def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
-    """How to connect to the existing hub that `hub` refers to. None for "none" and for "auto"; with "auto",
-    the caller starts a hub.
+    """How to connect to the existing hub that `hub` refers to. Returns None if `hub` is "none" or "auto"; with "auto",
+    the caller starts a hub itself.
 
     Raises RunError if `hub` does not refer to a live hub, if this user has no key for it, or if `listen` is invalid.
     """

@@ -28,8 +28,8 @@ def endpoints_in(directory: Path) -> Endpoints:
 def make_socket_directory() -> Path:
     """Create a private directory (mode 0700) with a short path.
 
-    platformdirs is not used for this: without ``XDG_RUNTIME_DIR`` it returns ``/run/user/UID``, which is removed when
-    the user logs out.
+    The path does not come from platformdirs, because without ``XDG_RUNTIME_DIR`` platformdirs returns
+    ``/run/user/UID``, which is removed when the user logs out.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = runtime and os.access(runtime, os.W_OK | os.X_OK)

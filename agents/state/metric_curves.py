@@ -63,7 +63,7 @@ class Series:
             self.values[start:] = array("d", [self.values[place] for place in places])
 
     def thin(self, width: int) -> None:
-        """Keep only the values of each bucket that `kept` selects."""
+        """In each bucket of `width` steps, keep only the values that `kept` selects."""
         places: list[int] = []
         start, end = 0, len(self.steps)
         while start < end:
@@ -124,8 +124,8 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Insert the values of `part` that are older than this curve's values of the metric. If this curve has no
-        values of a metric, insert the values before step `before`.
+        """Insert those values of `part` that are older than this curve's oldest value of the metric. If this curve has
+        no values of the metric, insert the values before step `before`.
         """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before

@@ -1,4 +1,4 @@
-"""Compares previews with later measurements: one check for each quantity that a change was predicted to affect.
+"""Compares previews with later measurements, with one check for each quantity that a change was predicted to affect.
 
 The leader rank checks each applied change after some steps and sends the result as an event, with the numbers in its
 `facts`. So checks appear in the run's log, its recording and its replay, and survive a restart of the hub.

@@ -17,7 +17,7 @@ class Replica:
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
-        """`lock` is held while `state` changes, so that another thread can read it."""
+        """`lock` is held while `state` changes, so that another thread that holds `lock` can read `state`."""
         self.state = RunState()
         self.epoch = ""
         self.seq = 0

@@ -203,8 +203,8 @@ class RunState:
         self._put_in_front(past.events[-room:] if room else [])
 
     def _put_in_front(self, events: list[Event]) -> None:
-        """Insert the events of an earlier hub process before all others. Commands and trials that precede all other
-        events, such as those from the journal, are placed between the inserted events in order of time.
+        """Insert the events of an earlier hub process before all other events. Commands and trials that so far preceded
+        all events, such as those from the journal, are placed among the inserted events by time.
         """
         between = 0
         for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
@@ -217,7 +217,7 @@ class RunState:
         self._events_count += len(events)
 
     def _fold(self) -> None:
-        """Move all but the newest `HISTORY` summaries into the curve, and also newer ones whose steps the curve already
+        """Move summaries into the curve: all but the newest `HISTORY`, and also those of steps that the curve already
         covers.
         """
         last = self.curve.last

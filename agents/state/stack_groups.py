@@ -31,8 +31,8 @@ RANKS_NAMED = 8  # maximum number of ranks listed for one place
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks whose training threads are at the same place in the code. `shown`: the stacks of the lowest rank of the
-    group. `place`: a function and the line of the program's own code that calls it, such as
+    """Ranks whose training threads are at the same place in the code. `shown`: the stacks of the group's
+    lowest-numbered rank. `place`: a function and the line of the program's own code that calls it, such as
     ``all_reduce (train.py:41)``. Each group has a different `place`."""
 
     ranks: tuple[int, ...]
@@ -168,8 +168,8 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
     """Text such as `wait (train.py:120)`: the innermost function, and the innermost line of the program's own code. If
-    another stack has the same line, the text names the line where the two stacks diverge and the function that is
-    called there.
+    the innermost own line of another stack is the same, the text names the outermost line at which the two stacks
+    differ, and the function that is called there.
     """
     if not frames:
         return "no Python code"
@@ -198,10 +198,11 @@ def _key(frame: CodeFrame) -> tuple[str, int]:
 
 
 def _place_of(stacks: RankStacks) -> object:
-    """A key that is equal for ranks at the same place: the lines of the program's own code, and the functions of
-    installed code.
+    """A key that is equal for ranks at the same place in the code. It contains the lines of the program's own code, but
+    of installed code only the functions.
 
-    Lines of installed code are not compared, because an installed function may wait in a loop.
+    Lines of installed code are left out, because an installed function may wait in a loop, so its current line varies.
+    They are included only if the stack has no line of the program's own code.
     """
     frames = _frames(stacks)
     own = any(not one.installed for one in frames)

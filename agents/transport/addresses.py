@@ -69,8 +69,8 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The local address from which this machine connects to the host `met_at`. Raises RunError if no such address is
-    found."""
+    """The local IP address that this machine uses for connections to the host `met_at`. Raises RunError if no such
+    address is found."""
     try:
         found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
     except OSError as error:

@@ -29,7 +29,8 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """Answers ZAP requests from the list of keys. `grant` is called for every message, so it only reads a dict."""
+    """Answers ZAP requests according to the list of allowed keys. `grant` is called for every message, so it only reads
+    a dict."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
         # Refused keys and errors in reading the list, kept until the caller removes them.

@@ -104,8 +104,8 @@ def load_key(path: Path) -> Key:
 def find_key(
     roles: Sequence[Role], given: Path | None = None, folder: Path | None = None, hub: str = ""
 ) -> Key:
-    """The key to use: `given` if set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose role is in
-    `roles`.
+    """The key to use is `given` if this is set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose
+    role is in `roles`.
 
     `roles` are in order of preference. Raises RunError if there is no key, if the key's role is not in `roles`, or if
     the key is for a hub whose public key is not `hub`.
@@ -129,8 +129,9 @@ def find_key(
 
 
 def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
-    """The key file in ``COCKPIT_KEY`` to use, if any, and a phrase that lists all key files in the variable. The
-    variable may list keys for ranks and for clients: a client ignores rank keys, and a rank ignores client keys.
+    """Which of the key files listed in ``COCKPIT_KEY`` to use (None if none fits), and a phrase that names all of them,
+    for error messages. The variable may list keys for ranks and for clients: a client ignores rank keys, and a rank
+    ignores client keys.
     """
     files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
     found = [(file, load_key(file).role) for file in files]
@@ -262,7 +263,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_private(path: Path, longest: int) -> bytes:
-    """Read a private file. Raise RunError if it exceeds `longest` bytes, or if other users can read or write it."""
+    """Read a private file. Raise RunError if the file is larger than `longest` bytes, or if other users can read or
+    write the file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())

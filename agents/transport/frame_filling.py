@@ -33,7 +33,7 @@ class FrameFiller:
 
 
 def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Split packed messages, in order, so that each part fits into a frame of at most `FRAME_BYTES`."""
+    """Split a sequence of packed messages into chunks, each of which fits into one frame of at most `FRAME_BYTES`."""
     messages = iter(packed)
     filler = FrameFiller(lambda: next(messages, None))
     while chunk := filler.fill():

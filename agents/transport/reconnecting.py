@@ -33,10 +33,11 @@ MONITORED = (
 
 
 class ReconnectingSocket:
-    """A DEALER socket to `endpoint`, encrypted if `key` is given. Over TCP, `key` is required; without a key, RunError
-    is raised.
+    """A DEALER socket to `endpoint`, encrypted if `key` is given. Raises RunError if `endpoint` is a TCP endpoint and
+    `key` is None.
 
-    `immediate`: nothing is queued while the hub is absent. `high_water`: maximum number of queued messages.
+    `immediate`: queue no messages while the socket is not connected to the hub (ZMQ_IMMEDIATE). `high_water`: maximum
+    number of queued messages.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class ReconnectingSocket:
         self._monitor = self.socket.get_monitor_socket(MONITORED)
 
     def check_handshakes(self) -> None:
-        """Process the results of handshakes since the last call, and reconnect if necessary."""
+        """Process the handshake results that the socket monitor has reported since the last call, and reconnect
+        `RECONNECT_S` seconds after a failed handshake."""
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_CONNECTED:

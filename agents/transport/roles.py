@@ -42,8 +42,8 @@ MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
 
 
 def refusal(role: Role | None, key: str, message: Message) -> str | None:
-    """Why `role` does not allow `message`, in one sentence; None if it does. `key`: the name of the peer's key, "" over
-    ipc. If `role` is None, the key is revoked or no longer listed.
+    """Why `role` does not allow `message`, in one sentence; None if it does. `key`: the name of the peer's key, or ""
+    for a peer connected over ipc. If `role` is None, the key is revoked or no longer listed.
     """
     if role is None:
         return f"the key {key} is no longer in force; ask the owner of the run for another key"

@@ -39,8 +39,8 @@ class Received(NamedTuple):
 
 
 class ServerSocket:
-    """A server socket over ipc, in a private directory. Anyone who can enter the directory can connect, and has the
-    socket's role."""
+    """A server socket over ipc, in a private directory. Any process that can enter the directory can connect, and gets
+    the role of this socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
         self.mark = mark  # first byte of the ids of this socket's peers
@@ -128,8 +128,8 @@ class CurveSocket(ServerSocket):
 
 
 class ServerSockets:
-    """All sockets of one hub: over ipc, one each for ranks, operators and viewers; if `listen` is given, also one TCP
-    socket for all of them.
+    """All sockets of one hub: three ipc sockets (for ranks, operators and viewers) and, if `listen` is given, one TCP
+    socket for all three roles.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ServerSockets:
             one.close_excess()
 
     def turned_away(self) -> int:
-        """Number of connections closed since the last call because too few file descriptors were free."""
+        """How many connections were closed for lack of free file descriptors since `turned_away` was last called."""
         count = sum(one.turned_away for one in self._admissions)
         for one in self._admissions:
             one.turned_away = 0

@@ -13,12 +13,12 @@ TIMEOUT_S = 10.0
 
 
 class ClosedError(Exception):
-    """The program is ending, so nothing more is exchanged."""
+    """The program is ending or a wait has timed out."""
 
 
 class StoreRanks:
     """Gives this rank access to the store of the program's default process group. Create an instance while the process
-    group exists. The methods are called in other threads. Setting `closing` ends all waits."""
+    group exists. The methods are called in other threads. Once `closing` is set, waiting methods raise ClosedError."""
 
     def __init__(self, closing: threading.Event) -> None:
         import torch.distributed as dist

@@ -27,7 +27,8 @@ class Hooks:
 
     def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:
         """Wrap the function `name` of a class or module: each call goes to `around`, with the original function and the
-        arguments. `also`: further modules that have the same function. Does nothing if `owner` lacks the function."""
+        arguments. `also`: other modules in which the same function is wrapped too. Does nothing if `owner` has no
+        function `name`."""
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -58,7 +59,7 @@ class Hooks:
         self._remove.append(restore)
 
     def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        """Before and after each step of any optimizer, call `before` and `after` with the optimizer."""
+        """Call `before` before and `after` after each step of every optimizer, with the optimizer as the argument."""
         from torch.compiler import is_compiling
         from torch.optim import optimizer
 

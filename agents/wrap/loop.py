@@ -88,7 +88,7 @@ class WrappedLoop(Loop):
         self._rounds = Rounds(ranks, self._position) if ranks else None
 
     def _switches_together(self) -> bool:
-        """True: wrapped ranks vote in rounds, so all of them can switch a knob at the same step."""
+        """Always true: all wrapped ranks can switch a knob at the same step, because they vote in rounds."""
         return True
 
     def _position(self) -> tuple[int, float | None]:
@@ -151,7 +151,7 @@ class WrappedLoop(Loop):
         return self._memory
 
     def _send_ready(self) -> None:
-        """Send the steps whose loss has arrived on the CPU."""
+        """Send the steps whose loss has been copied to the CPU."""
         while self._late and self._late[0].loss.ready:
             measured = self._late.popleft()
             step = structs.replace(measured.step, loss=measured.loss.value())

@@ -9,9 +9,10 @@ PATIENCE = 64  # consecutive steps of other optimizers after which the main opti
 class MainOptimizer:
     """Chooses the main optimizer, whose steps count as the steps of the run: the one with the most parameters.
 
-    The choice is made when any optimizer steps for the second time, because the program may have several optimizers,
-    such as one for a generator and one for a discriminator. If only other optimizers step for more than `PATIENCE`
-    steps in a row, the choice is made again, because a program may train in several phases with different optimizers.
+    The choice is made when one of the optimizers takes its second step, so that the others can take their first step
+    before the choice; a program may have several, such as one for a generator and one for a discriminator. If only
+    other optimizers step for more than `PATIENCE` steps in a row, the choice is made again, because a program may train
+    in several phases with different optimizers.
     """
 
     def __init__(self) -> None:
@@ -26,8 +27,8 @@ class MainOptimizer:
         return self._main() if self._main else None
 
     def stepped(self, optimizer: Any) -> bool:
-        """Count a step of an optimizer. Returns True if this also ends a step of the run, as only a step of the main
-        optimizer does."""
+        """Count a step of an optimizer. Returns True if this step also ends a step of the run; only steps of the main
+        optimizer do."""
         known, steps = self._seen.get(id(optimizer), (None, 0))
         if known is None or known() is not optimizer:
             known, steps = weakref.ref(optimizer), 0
@@ -60,8 +61,8 @@ class LearningRateScale:
     """A factor on the learning rates of all optimizers, applied only during `optimizer.step`.
 
     Before the step, the learning rate of each parameter group is multiplied by the factor; after the step, the
-    program's own value is restored. So schedulers, and programs that set learning rates themselves, read and write only
-    their own values, and never undo the factor.
+    program's own value is restored. Schedulers and programs that set learning rates therefore read and write only
+    unscaled values, and never undo the factor.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class LearningRateScale:
                 self._own.append((group, own, group["lr"]))
 
     def restore(self) -> None:
-        """Restore the program's own learning rates, except those that the program has set in the meantime."""
+        """Restore the program's own learning rates, except those that the program has changed since `apply`."""
         for group, own, scaled in self._own:
             if group.get("lr") is scaled:
                 group["lr"] = own

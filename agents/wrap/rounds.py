@@ -1,10 +1,10 @@
 """Rounds of a wrapped program with several ranks: every few steps, each rank reports its steps and its vote, and rank 0
 decides. A decision takes effect on all ranks after the same step, or on no rank.
 
-All ranks take part in a round after the same step, and by then have the decision of the previous round. So the ranks
-agree on the step of the next round, on the steps to report, and on the change to apply. A separate thread waits for the
-reports and the decision while training continues. If the decision is still missing when the next round is due, training
-waits up to `LATE_S` seconds; then the rounds end.
+All ranks take part in a round after the same step, and by then have the decision of the previous round. The ranks
+therefore agree on the step of the next round, on the steps to report, and on the change to apply. A separate thread
+waits for the reports and the decision while training continues. If the decision is still missing when the next round is
+due, training waits up to `LATE_S` seconds; then the rounds end.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Implements the hooks of a wrapped process. The hooks measure the steps of the main optimizer, and report these steps
 once the process has joined a run.
 
-A process joins when an optimizer steps for the second time. So launchers, data loader workers and other processes that
-do not train never join. A separate thread joins the run, so the program does not wait for the hub.
+A process joins when an optimizer steps for the second time. Launchers, data loader workers and other processes that do
+not train therefore never join. A separate thread joins the run, so the program does not wait for the hub.
 """
 
 import atexit
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Measures the training in one process. Phases and steps are measured in the thread that steps the optimizers."""
+    """Measures the training of one process. Phases and steps are measured in the thread that calls `optimizer.step`."""
 
     def __init__(self, hooks: Hooks) -> None:
         from agents.wrap.sensors.traffic import Replicas, StepTraffic
@@ -107,8 +107,9 @@ class Watch:
             self._hooks.guarded(self._end_backward, reduction, ended)
 
     def _watch_reduction(self, tensor: Any) -> list[float] | None:
-        """If this backward pass ends with reductions of DistributedDataParallel, note when its computation ends. torch
-        runs the callback that is queued here before the callback in which the reducer waits for its last reductions."""
+        """If DistributedDataParallel reduces gradients in this backward pass, record the time at which the computation
+        of the pass ends. torch runs the callback that is queued here before the callback in which the reducer waits for
+        its last reductions."""
         if not self._replicas.reduces or tensor.grad_fn is None:
             return None
         import torch
@@ -140,7 +141,7 @@ class Watch:
         return self._waiting(None, original, args, kwargs)
 
     def _waiting(self, axis: str | None, original: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch in which the program may wait for other ranks."""
+        """Call `original`, a torch function in which the program may wait for other ranks."""
         if self._inside or not self._phases.ours:
             return original(*args, **kwargs)
         self._inside = True

@@ -21,8 +21,8 @@ RUNS: Completion = {  # names in the runs folder
 
 
 def completion(parser: ArgumentParser, shell: str) -> int:
-    """Print the completion script of a shell. For knob names, the script offers only the engine's knobs, not those of
-    other training loops.
+    """Print the completion script of a shell. For the name of a knob, the script offers the
+    engine's knobs, but not those of other training loops.
     """
     print_script(
         script(

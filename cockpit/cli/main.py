@@ -64,8 +64,8 @@ def _call(words: list[str]) -> int:
 
 
 def _tunnel(options: Options) -> AbstractContextManager[None]:
-    """Context manager in which the command runs: opens a tunnel to the run's machine if the run is named by an
-    ``ssh://`` URL, and otherwise does nothing."""
+    """Context manager in which the command runs. If the run is given as an ``ssh://`` URL, the context manager opens a
+    tunnel to the run's machine; otherwise it does nothing."""
     if not is_ssh(options.run):
         return nullcontext()
     from cockpit.cli.ssh.tunnel import tunnel_to
@@ -78,7 +78,7 @@ def _tunnel(options: Options) -> AbstractContextManager[None]:
 
 
 def _use_key(file: str) -> None:
-    """Check the key file and set the environment variable that every command reads."""
+    """Check the key file, and pass its path to the command in the environment variable `COCKPIT_KEY`."""
     try:
         role = load_key(Path(file)).role
     except RunError as error:

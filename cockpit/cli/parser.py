@@ -21,8 +21,8 @@ WITH_CHANGES = {"set", "preview", "try", "relayout"}  # commands with `knob=valu
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown arguments here, not in the parser of the whole command line, so that the error names the help
-        of the command.
+        """Refuse unknown arguments in the parser of the subcommand, so that the error message refers to the help of the
+        subcommand, not to that of `cockpit`.
         """
         found, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -38,8 +38,8 @@ CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. The parser sets the attribute `call` of the parsed arguments to the
-    function of the chosen command."""
+    """The parser of the whole command line. In the parsed arguments, the attribute `call` is the function that runs the
+    chosen command."""
     top = _Parser(
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",

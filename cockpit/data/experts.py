@@ -20,8 +20,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The expert loads that a screen shows: the frame with the index `number` in the history. `asked`: the selected
-    step."""
+    """The expert loads that a screen shows: `frame`, which has the index `number` in `history`. `asked`: the step that
+    the user selected."""
 
     history: ExpertHistory
     number: int
@@ -48,7 +48,7 @@ class Shown:
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
-        """The statistics of a layer at this step, each as its lowest and its highest value."""
+        """The lowest and the highest value of each of a layer's statistics at this step."""
         frames = self.history.figures
         at = frames.find(self.frame.last)
         low, high = frames.row(frames[at], layer) if at is not None else ((), ())
@@ -215,7 +215,7 @@ def owners(store: Store, cell: Cell) -> Owners:
 
 
 def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
-    """Ranks that hold the same experts form a group; returns each group's experts and ranks."""
+    """Groups the ranks that hold the same experts, and returns each group's experts and ranks."""
     by_texts: dict[tuple[str, ...], list[int]] = {}
     for rank, hello in store.state.hellos.items():
         if texts := held_texts(hello.facts):

@@ -1,4 +1,4 @@
-"""Formats of numbers and words on every screen: fixed width and right-aligned, so that values do not jitter.
+"""Formats numbers and words for the screens: fixed width and right-aligned, so that values do not jitter.
 
 A missing value is never shown as zero; `None` and NaN are shown as `·`.
 """
@@ -61,8 +61,8 @@ def age(seconds: float) -> str:
 
 
 def operation_text(operation: str) -> tuple[str, str]:
-    """The operation of a rank as a preposition and a phrase, such as (``in ``, ``backward, micro-batch 2``). The
-    preposition is "" if `operation` is a state, such as ``paused``."""
+    """The operation of a rank, split into a preposition and a phrase, such as (``in ``, ``backward, micro-batch 2``).
+    The preposition is "" if `operation` is a state, such as ``paused``."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
 
@@ -88,14 +88,14 @@ def shares_text(shares: Mapping[str, float]) -> str:
 
 
 def grouped(value: float | None, digits: str = ".0f") -> str:
-    """A number with its digits in groups of three, such as ``12 340``. `digits` is the format specification of the
+    """A number with its digits grouped in threes, such as ``12 340``. `digits` is the format specification of the
     number; the default rounds to an integer.
     """
     return MISSING if value is None else f"{value:,{digits}}".replace(",", " ")
 
 
 def spaced(text: str) -> str:
-    """A sentence from the planner, in which spaces instead of commas group the digits, as on the screens."""
+    """A sentence from the planner with spaces instead of commas as thousands separators, as on the screens."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 

@@ -34,7 +34,8 @@ OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then ea
 
 
 class Against(Enum):
-    """What the colours compare a rank with; `against_text` returns the text for the legend."""
+    """What the colour of a rank shows: its deviation from a baseline, or its value. `against_text` returns the text for
+    the legend."""
 
     PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
@@ -42,7 +43,8 @@ class Against(Enum):
 
 
 def peers_word(store: Store) -> str:
-    """The words for the peers of a rank: "its stage" or, without pipeline parallelism, "the others"."""
+    """The phrase that stands for the peers of a rank, either "its stage" or, without pipeline parallelism, "the
+    others"."""
     return "its stage" if "pp" in store.axes() else "the others"
 
 
@@ -67,7 +69,7 @@ def _available(store: Store) -> list[Metric]:
 
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
-    """The key of each rank's peer group. The peers of a rank are the ranks of its pipeline stage."""
+    """Maps each rank to the key of its peer group. The peers of a rank are the ranks of its pipeline stage."""
     return store.once(
         "peers",
         (Topic.GRID,),
@@ -77,7 +79,8 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """The value of one rank, and the relative deviation of its typical value from the baseline (0.1: 10 % above)."""
+    """The value of one rank, and by how much its typical value differs from the rank's baseline, relative to the
+    baseline (0.1: 10 % above)."""
 
     value: float | None
     deviation: float
@@ -105,7 +108,7 @@ class Readings(Mapping[int, Reading]):
 
     @property
     def place(self) -> dict[int, int]:
-        """The index of each rank in `ranks`."""
+        """Maps each rank to its index in `ranks`."""
         if not self._place:
             self._place = {rank: place for place, rank in enumerate(self.ranks)}
         return self._place
@@ -127,8 +130,8 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The smallest deviation that the grid marks, which is the same for every metric. A mark is not an alert; only the
-    hub raises alerts."""
+    """The deviation from which the grid marks a rank as an outlier; it does not depend on the metric. A mark is not an
+    alert; only the hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
@@ -154,7 +157,7 @@ def settled_step(store: Store) -> int | None:
 
 
 def read(store: Store, metric: Metric, against: Against = Against.PEERS, at: int | None = None) -> Readings:
-    """A reading for every known rank; a lost rank has no value. `at`: a kept step to read instead of the
+    """A reading for every known rank; a lost rank has no value. `at`: read this step from the history instead of the
     newest steps.
     """
     return store.once(
@@ -193,8 +196,8 @@ def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Rea
 
 
 def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
-    """The values at `settled_step`, and the medians of the newest steps. In both lists, a rank without a record of
-    these steps has the value of its newest record."""
+    """The values at `settled_step`, and the medians of the newest steps. For a rank without a record of these steps,
+    both lists contain the value of its newest record."""
     settled, history, gather = settled_step(store), store.rank_history, _gather(store)
     values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
     typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))
@@ -213,7 +216,7 @@ def _value(metric: Metric, record: Step | None) -> float:
 
 
 def _gather(store: Store) -> Gather:
-    """Takes values from a column of the history, in the order of the ranks in the state."""
+    """A `Gather` that returns the values of a history column in the order of the ranks in the run's state."""
     places = store.rank_history.places
     return store.once(
         "gather",

@@ -45,7 +45,7 @@ def update(message: Update) -> dict[str, Any]:
 
 
 def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
-    """`record`, marked as simulated if the run is a simulation; otherwise `record` itself."""
+    """`record` with the added field `simulated` if the run is a simulation; otherwise `record` itself."""
     return {**record, "simulated": True} if store.simulated else record
 
 
@@ -60,7 +60,7 @@ def knobs(store: Store) -> dict[str, Any]:
 
 
 def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """The newest records of each rank; with `among`, only those ranks are included."""
+    """The newest records of each rank, or only of the ranks in `among`."""
     state = store.state
     return [
         {
@@ -83,7 +83,8 @@ def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, 
 
 
 def all_to_all(store: Store) -> dict[str, Any] | None:
-    """The balance of the newest sampled all-to-all; the bytes by destination are in `peers` of each rank."""
+    """Totals and extremes of the newest sampled all-to-all; the bytes to each destination are in each rank's
+    `peers`."""
     matrix = store.traffic.shown
     found = balance(matrix) if matrix else None
     if matrix is None or found is None:
@@ -161,8 +162,8 @@ def validation(store: Store) -> dict[str, Any] | None:
 
 
 def filtered(store: Store, chosen: Filter) -> dict[str, Any]:
-    """The text of a filter, the number of ranks that match, and the number of ranks without a value that the filter
-    needs."""
+    """The text of a filter, the number of ranks that match it, and the number of ranks that lack a value that the
+    filter needs."""
     found = matches(store, chosen)
     return {"text": chosen.text, "matching": len(found.ranks), "without_data": found.unknown}
 

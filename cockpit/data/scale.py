@@ -116,7 +116,7 @@ def _round(low: float, high: float, log: bool) -> Scale:
 
 
 def nice_range(low: float, high: float) -> tuple[float, float]:
-    """The range, extended to round numbers, so that the scale changes rarely."""
+    """The range from `low` to `high`, extended to round numbers so that the scale rarely changes."""
     largest = max(abs(low), abs(high))
     if high - low <= max(1e-9 * largest, SMALLEST):
         # A constant: half of the distance to zero on each side, so that labels stay short.

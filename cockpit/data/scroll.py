@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Visible(NamedTuple):
-    """For each line of the window, the index of the item that it shows, and the number of the line within the item."""
+    """For each line of the window, the index of the item shown there, and which of the item's lines is shown."""
 
     lines: list[tuple[int, int]]
     cursor: int  # index of the item at the cursor
@@ -15,8 +15,8 @@ class Visible(NamedTuple):
 
 @dataclass
 class Scroll:
-    """The position in a list whose items are identified by keys. Items may be added at the end and dropped at the
-    beginning; the cursor stays on its item, and the item stays on its line."""
+    """The position in a list whose items are identified by keys. When items are added at the end or dropped at the
+    beginning, the cursor stays on the same item, and the item stays on the same line of the window."""
 
     key: object | None = None  # key of the item at the cursor; None: the cursor follows the newest item
     row: int = 0  # the line of the window on which the item at the cursor begins

@@ -1,7 +1,8 @@
 """The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
 
-A live stream, a recording or a test fills the store in the same way. One thread writes and another reads, each while it
-holds `lock`. Each topic has a revision, so that a panel redraws only when its own data has changed.
+A live stream, a recording or a test fills the store in the same way. One thread writes to the store and another reads
+from it; each holds `lock` while it does so. Each topic has a revision, so that a panel redraws only when its own data
+has changed.
 """
 
 import copy
@@ -128,7 +129,7 @@ class Store:
                 self.timelines.note(update)
 
     def adopt(self, state: RunState) -> None:
-        """Replace the state, and keep the histories of its ranks."""
+        """Replace the state, but keep the histories of the ranks that the new state contains."""
         self.state = state
         if state.experts is None and state.loads is None:
             self.expert_history.clear()
@@ -156,8 +157,8 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Record that the hub's last message arrived `age_s` ago, and that the state has been older than this message
-        for `behind_s`."""
+        """Record that the hub's last message arrived `age_s` seconds ago, and that the state has been older than the
+        last message for `behind_s` seconds."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -211,7 +212,7 @@ class Store:
         return self.live.clock() - self.clock() if self.live else None
 
     def marked(self) -> None:
-        """Mark the curves as changed, because `named_marks` has changed."""
+        """Note that `named_marks` has changed, so that the curves are redrawn."""
         self._curves_changed()
         if self.live:
             self.live.marked()
@@ -255,7 +256,7 @@ class Store:
         return None
 
     def number(self, name: str) -> int | None:
-        """The fact `name` if it is an integer, else None."""
+        """The value of the fact `name` if it is an integer, else None."""
         value = self.fact(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -283,7 +284,7 @@ class Store:
     @property
     def steps_done(self) -> int | None:
         """The number of steps completed at the newest summary, because the screen shows the values of that summary. The
-        records of ranks may already be a step ahead of this summary."""
+        ranks' step records may already be one step newer than this summary."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)
 

@@ -39,7 +39,7 @@ class Topic(Enum):
 
 
 class UpdateKind(NamedTuple):
-    """The topics of a kind of update, and its table in an export."""
+    """A kind of update: the topics that it changes, and its table in an export."""
 
     topics: tuple[Topic, ...]  # the topics that such an update changes
     table: str = ""  # its table in an export; "" if it is not exported

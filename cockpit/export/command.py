@@ -1,4 +1,4 @@
-"""``cockpit export`` and ``cockpit serve``: the table of formats, with the output and the required library of each."""
+"""``cockpit export`` and ``cockpit serve``, and the table of export formats."""
 
 import ipaddress
 from collections.abc import Callable, Iterator
@@ -43,7 +43,8 @@ FORMATS = {
 
 @contextmanager
 def needing(library: str, what: str, extra: str = EXTRA) -> Iterator[None]:
-    """Context manager that converts the ImportError of `library` to a CockpitError that names the extra to install."""
+    """Context manager that replaces an ImportError for `library` with a CockpitError that names the extra to
+    install."""
     try:
         yield
     except ModuleNotFoundError as error:

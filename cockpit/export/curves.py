@@ -43,7 +43,7 @@ def _tag(column: str) -> str:
 
 
 def curves(recording: Recording, hello: Hello | None) -> Iterator[Point]:
-    """Each step summary of a recording, in order of arrival, with its numbers."""
+    """Yields each step summary of a recording and the numbers in this summary, in order of arrival."""
     for _, update in updates(recording):
         if isinstance(update, Summary):
             yield update, numbers(update, hello is not None and hello.simulated)
@@ -130,7 +130,7 @@ def to_wandb(recording: Recording, out: Path) -> int:
 
 
 def _write(writer: CurveWriter, recording: Recording, hello: Hello | None) -> tuple[int, int]:
-    """Write a whole recording; returns the numbers of steps and of values."""
+    """Write a whole recording; returns the number of steps and the number of values."""
     steps = 0
 
     def counted() -> Iterator[Point]:

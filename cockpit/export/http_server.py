@@ -44,7 +44,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
     def service_actions(self) -> None:
         """Close slow connections. The server calls this method twice a second. A socket timeout would not close a slow
-        connection, because the timeout restarts with each byte."""
+        connection, because each received byte restarts the timeout."""
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:

@@ -78,7 +78,8 @@ def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
 
 
 def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
-    """Every row of every table, in the order in which the updates arrived. Rows of a simulated run are marked."""
+    """Every row of every table, in the order in which the updates arrived. If the run was simulated, each row has
+    `simulated` set to True."""
     mark = {"simulated": True} if simulated(recording) else {}
     for moment, update in updates(recording):
         if type(update) in TABLES:

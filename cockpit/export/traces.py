@@ -155,9 +155,9 @@ class _Lanes:
         self._named: set[tuple[int, float, int]] = set()
 
     def lane(self, event: Event) -> int:
-        """The first lane in which `event` starts after all others have ended, or lies within every event that is still
-        running. The caller must pass events in order of their start times and, for equal start times, the longest
-        event first."""
+        """The first lane in which each earlier event has ended when `event` starts, or else contains all of `event`.
+        The caller must pass events in order of their start times and, for equal start times, the longest event
+        first."""
         lanes = self._ends.setdefault((event["pid"], event.get("tid", 0)), [])
         start = round(1000 * event.get("ts", 0))
         end = start + round(1000 * event.get("dur", 0))

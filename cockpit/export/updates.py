@@ -1,4 +1,4 @@
-"""Reads each update of a recording exactly once, for all exports."""
+"""Iterates over the updates of a recording, each exactly once; used by all exports."""
 
 from collections.abc import Iterator
 
@@ -31,6 +31,6 @@ def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
 
 
 def simulated(recording: Recording) -> bool:
-    """Whether the recorded run was simulated. Every export marks a simulated run as such."""
+    """Whether the recorded run was simulated. Every export labels the data of a simulated run as simulated."""
     hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
     return hello is not None and hello.simulated

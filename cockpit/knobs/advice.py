@@ -1,5 +1,5 @@
-"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial.
-This module also formats a ranked change for `cockpit advise` and the plan screen."""
+"""Candidates for advice: legal changes of one knob with their previews, and changes that a trial has shown to be no
+faster. This module also formats a ranked change for `cockpit advise` and the plan screen."""
 
 from collections.abc import Iterable, Mapping
 
@@ -49,8 +49,8 @@ def candidate(changes: Changes, answer: Previewed, memory_share: float | None = 
 
 
 def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[tuple[Changes, str]]:
-    """Changes from the current `values` that a trial reverted because the run was not clearly faster, each with the
-    measured change of the step time as text."""
+    """Changes that were tried from the current `values` and reverted because they did not clearly make steps faster,
+    each with the measured change of the step time as text."""
     return [
         (trial.changes, f"step time {ratio_text(trial)}")
         for trial in trials
@@ -67,6 +67,6 @@ def interval_text(one: Ranked, digits: int = 1) -> str:
 
 
 def likely_text(one: Ranked) -> str:
-    """The most likely change in step time in percent, as text such as ``-8.1``; ``undecided`` if steps may also become
-    slower."""
+    """The most likely change of the step time in percent, such as ``-8.1``; ``undecided`` if the change may also make
+    steps slower."""
     return UNDECIDED if one.undecided else format.signed(-100 * one.likely, 1)

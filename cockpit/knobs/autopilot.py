@@ -41,7 +41,7 @@ class Bounds:
         return list(distinct.values())
 
     def changes(self, board: Board | None) -> list[Changes]:
-        """One change for each value that `legal` returns for a knob, except the knob's current value."""
+        """For each knob, one change to each value that `legal` returns, except the current value."""
         return [
             {knob.name: value}
             for knob in value_knobs(board)
@@ -83,8 +83,8 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
 
 
 class Watch:
-    """Detects events that the autopilot does not expect. Alerts and lost ranks that predate the autopilot's start are
-    ignored.
+    """Detects events that the autopilot did not cause: lost ranks, alerts, and changes by other operators. Ignores
+    ranks that were lost, and alerts that were raised, before the autopilot started.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -94,8 +94,8 @@ class Watch:
         self._own: set[str] = set()
 
     def own(self, id: str) -> None:
-        """Register the id of a request that the autopilot sent. Requests whose ids begin with `id.` also belong to the
-        autopilot.
+        """Register the id of a request that the autopilot sent. The autopilot also regards requests whose ids start
+        with `id` and a dot as its own.
         """
         self._own.add(id)
 
@@ -125,8 +125,8 @@ def reason(ranked: Ranked, bottleneck: str) -> str:
 
 
 def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
-    """Why the autopilot tries no further change. `undecided`: changes that may gain `gain` percent, but may also make
-    steps slower."""
+    """Why the autopilot tries no further change. `undecided`: changes whose predicted interval includes a gain of
+    `gain` percent, but also slower steps."""
     why = f"no change within the bounds is predicted to gain {gain:g} %"
     if undecided:
         each = ", ".join(f"{one.candidate.words} (step time {interval_text(one)})" for one in undecided)

@@ -83,8 +83,8 @@ class BoardController:
         self._sent: Propose | None = None  # the newest proposal of edits
 
     def version(self) -> object:
-        """All state that the board draws, except the store, as one comparable value. The board redraws when this value
-        changes."""
+        """A tuple of all controller state that the board shows, for comparison with the last drawn state; the store is
+        not included. The board redraws when this value changes."""
         edits = self.edits
         return (
             (edits.row, edits.typed, tuple(edits.changes.items())),
@@ -202,7 +202,7 @@ class BoardController:
 
     @property
     def _moved(self) -> bool:
-        """Whether another change was applied since the first edit."""
+        """Whether the run has applied another change since the user's first edit."""
         base = self.edits.base
         return bool(self.edits.changes) and base is not None and base < self._revision
 
@@ -261,8 +261,8 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now; "" if a trial can start. If a trial is running or an action is edited, this is
-        the reason that the hub would give."""
+        """Why no trial can start now; "" if a trial can start. For a running trial or an edited action, the text is the
+        one with which the hub would refuse the trial."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
             return f"another trial is running, by {format.clean(trial.who) or 'someone'}"

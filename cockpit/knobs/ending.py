@@ -34,8 +34,8 @@ def saves_at_its_end(store: Store) -> bool:
 
 
 def can_save(store: Store) -> bool:
-    """Whether to offer a checkpoint before the run ends: the operator can request one, and the run does not save one by
-    itself."""
+    """Whether to offer the operator a checkpoint before the run ends: the run can save one on request, and does not
+    save one by itself at its end."""
     board = store.state.board
     save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
     return save is not None and values.only_value(save) is not None and not saves_at_its_end(store)

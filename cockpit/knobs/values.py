@@ -27,7 +27,7 @@ def parse(text: str) -> Value:
 
 
 def fit(knob: KnobState, value: Value) -> Value:
-    """`value` converted to the type of the knob if only the notation differs: 1 to 1.0, 8.0 to 8, none to "none"."""
+    """`value`, converted if the knob needs another type: 1 becomes 1.0, 8.0 becomes 8, and None becomes "none"."""
     if knob.legal.admits(value):
         return value
     other: Value = value
@@ -130,8 +130,8 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """What a change of the knob does, as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or
-    ``action``."""
+    """The kind of effect that a change of the knob has: the text ``loss-neutral``, ``changes the loss``, ``ends the
+    run`` or ``action``."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

@@ -1,4 +1,5 @@
-"""The application: a source fills a store, and a timer updates the visible screens from the store."""
+"""The Textual application: a source fills a store with a run's data, and a timer updates the visible screens from the
+store."""
 
 import time
 from collections.abc import Callable
@@ -169,7 +170,8 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- actions
 
     async def action_screen(self, name: str) -> None:
-        """Show one of the eight screens. The next key waits until the screen can handle it (see `_opened`)."""
+        """Show one of the eight screens. The next key press is not processed until the screen can handle it (see
+        `_opened`)."""
         if mounted := self.show_screen(name):
             await self._opened(mounted)
 
@@ -237,8 +239,8 @@ class CockpitApp(TerminalApp):
         await self._opened(self.push_screen(InfoScreen(self.session)))
 
     async def action_runs(self) -> None:
-        """List the runs. Open a run that the user chooses instead of this run; if this run would end as a result, the
-        user must confirm first."""
+        """List the runs, and switch to the run that the user chooses. If switching would end this run, the user must
+        confirm first."""
         await self._opened(self.open_runs())
 
     def open_runs(self, at: Path | None = None) -> AwaitMount:
@@ -268,8 +270,8 @@ class CockpitApp(TerminalApp):
             self.say(said)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys that open a prompt take precedence over the keys of widgets, except in a dialog, where they are typed as
-        text."""
+        """Disable the keys that open a prompt while a dialog is open, so that they can be typed as text. On all other
+        screens, these keys take precedence over the keys of widgets."""
         return action not in PROMPT_ACTIONS or isinstance(self.screen, RunScreen)
 
     async def action_filter(self) -> None:

@@ -17,9 +17,9 @@ NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:
-    """Changes the selection (step, rank and expert) of one app. `shown` returns the store on the screen, which may be
-    frozen. `open` opens a screen by name. In a replay, steps are not selected; instead, `seek` moves the playback
-    position to a step (None: to the end of the recording).
+    """Changes the selection (step, rank and expert) of one app. `shown` returns the store that the screens show, which
+    is a frozen copy while the screens are frozen. `open` opens a screen by name. In a replay, steps are not selected;
+    instead, `seek` moves the playback position to a step (None: to the end of the recording).
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Navigator:
     # ----------------------------------------------------------------------------------------------- steps
 
     def step_by(self, by: int) -> str:
-        """Select the step before or after the selected step; after the newest step, follow the run again."""
+        """Select the step before or after the selected step. A move to the newest step clears the selection, so that
+        the screens follow the run again."""
         selection = self.session.selection
         with self.shown().lock:
             store = self.shown()
@@ -86,7 +87,7 @@ class Navigator:
     # ------------------------------------------------------------------------------------------- anomalies
 
     def anomaly(self, by: int) -> str:
-        """Show the next anomaly, or the previous one."""
+        """Show the next anomaly or, if `by` is negative, the previous one."""
         selection = self.session.selection
         with self.shown().lock:
             store = self.shown()

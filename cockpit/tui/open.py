@@ -49,7 +49,8 @@ def theme() -> str:
 
 
 def report_fault(store: Store) -> bool:
-    """If an internal error stopped the updates, print its traceback. Return whether an internal error occurred."""
+    """If an internal error has stopped the cockpit's updates, print the error's traceback and how to continue. Return
+    whether an internal error occurred."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():

@@ -103,8 +103,8 @@ def _action(app: Steered, action: Action, title: str, where: DOMNode | None = No
 
 
 def _of_the_run(app: Steered) -> Iterator[Command]:
-    """Commands for the run's metrics, knobs, marks and anomalies. There may be many of these commands, so a command is
-    listed only if it matches the typed text."""
+    """Commands for the run's metrics, knobs, marks and anomalies. A run may have many of these commands, so the palette
+    lists only those that match the typed text."""
     store, navigator = app.shown, app.navigator
     selection = navigator.session.selection
 
@@ -139,8 +139,8 @@ def _of_the_run(app: Steered) -> Iterator[Command]:
 
 
 class CommandProvider(Provider):
-    """Supplies Textual's palette with the `commands` and with the runs of the runs folder, which is read when the
-    palette is opened."""
+    """Supplies Textual's command palette with the result of `commands` and with the runs in the runs folder. The folder
+    is read when the palette is opened."""
 
     _runs: Sequence[Path] = ()
 

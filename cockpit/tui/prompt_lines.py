@@ -1,5 +1,5 @@
-"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key
-press. This module does not import Textual.
+"""The kinds of prompt: for a filter, for a jump and for a mark. Each kind checks the typed text after every key press.
+This module does not import Textual.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def nothing() -> str:
 
 
 class PromptLine(Protocol):
-    """One kind of text that the user types into the prompt, such as a filter or a jump."""
+    """One kind of prompt, for one kind of input, such as a filter or the target of a jump."""
 
     SIGN: ClassVar[str]
     ESCAPE: ClassVar[str]  # what Escape does in this prompt

@@ -63,8 +63,8 @@ class RunExit:
             )
 
     def exit_if_ended(self) -> None:
-        """Exit once the run has saved a checkpoint and ended. If the run rejected the request, show why and do not
-        exit."""
+        """Exit once the run has saved a checkpoint and ended. If the run rejected the request to save and end, show the
+        reason and do not exit."""
         request = self._final_save
         if request is None:
             return

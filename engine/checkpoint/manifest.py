@@ -81,5 +81,5 @@ def folder_name(step: int) -> str:
 
 
 def manifest_sum(raw: bytes) -> bytes:
-    """The content of the file `MANIFEST_SUM` for a manifest that consists of the bytes `raw`."""
+    """The content of the file `MANIFEST_SUM`: the CRC-32 of the manifest, whose bytes are `raw`."""
     return b"%08x\n" % zlib.crc32(raw)

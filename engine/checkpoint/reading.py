@@ -3,8 +3,8 @@ is fast to import.
 
 A checkpoint is first written under a temporary name (`step-5.partial`). The manifest is written last, then the folder
 is renamed. So if a folder has a manifest, the checkpoint was complete when it was written. The file sizes in the
-manifest show whether it is still complete; the checksums show whether it is undamaged, but checking them reads all
-files.
+manifest show whether the checkpoint is still complete. The checksums show whether the checkpoint is undamaged, but
+verifying them means reading all files.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""Restores a run from a checkpoint. The layout may differ from that of the saved run: each rank reads the parts of the
-saved shards that it needs.
+"""Restores a run from a checkpoint. The layout may differ from the layout of the saved run, because each rank reads the
+parts of the saved shards that it needs.
 
 With gradient compression, several ranks (the *holders*) each keep a residual of a parameter, and training depends only
 on the sum of these residuals. So holder h of the H holders in the new layout adds up the residuals that the holders h,
-h + H, h + 2 H, ... saved. If the layout is the same, each holder gets its own residual back.
+h + H, h + 2 H, ... saved. If the layout is unchanged, each holder restores the residual that it saved.
 """
 
 import re
@@ -53,7 +53,7 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors to load in each round; the number of rounds is the same on all ranks. The first round loads
     PowerSGD's factors, and each further round loads one saved residual of each parameter. Loaded factors replace the
-    current factors; loaded residuals are summed.
+    current factors; the residuals loaded for one parameter are summed.
     """
     compression = state.compression
     assert compression

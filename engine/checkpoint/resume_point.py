@@ -52,7 +52,7 @@ class Start:
 
 
 def layout_key(knob: str) -> tuple[str, str]:
-    """The layout section and key that hold the knob's start value."""
+    """The section and the key of the layout that set the start value of `knob`."""
     return _KEYS.get(knob, ("knobs", knob))
 
 
@@ -109,7 +109,7 @@ def find_start(
     - `resume`: if True, continue the run in `run_dir` or, without `run_dir`, the newest run of this name. If `resume`
       is a path, start a new run from the newest complete checkpoint at that path.
     - `restarted`: whether torchrun, a scheduler or the engine's launcher may have started the ranks before. If True,
-      the run in `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
+      continue the run in `run_dir` or, without `run_dir`, in `named`; a run without a checkpoint starts at step 0.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, values set on the command
       line take precedence over the checkpoint's values. In a continued run, a value set on the command line takes
       precedence only if it differs from the value with which the run started.
@@ -202,7 +202,7 @@ def _checkpoint_in(
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
     """An error message if this run's training text, which has the digest `data`, differs from the checkpoint's training
-    text; else None. Different training text is allowed if `layout` sets data.digest to `data`."""
+    text; else None. Different training text is allowed if the layout key data.digest is set to `data`."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -281,8 +281,8 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with all of `values` that are legal in it. For each illegal value, `warn` is called and the layout
-    keeps its own value."""
+    """The layout with those knob values in `values` that are legal in it. For each value that is not legal, `warn` is
+    called and the layout keeps its own value."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

@@ -94,8 +94,8 @@ class Checkpoints:
         """Whether to save a checkpoint after `done` steps; `last`: whether the run ends after these steps. The result
         is equal on all ranks.
 
-        If the state after `done` steps has been saved already, for example during a pause, a requested second save is
-        due only if the first save has failed, so all ranks wait for the result of the first save.
+        If the state after `done` steps has already been saved, for example during a pause, a requested save is due only
+        if the earlier save failed. Therefore all ranks first wait for the result of the earlier save.
         """
         if done == self._saved_at:
             if not self._requested:
@@ -192,8 +192,8 @@ class Checkpoints:
 
 
 class SaveAcks:
-    """Holds back the acks of changes that request a save, until the checkpoint is on disk or the save has failed. So an
-    operator who requested only a save and sees `applied` knows that the checkpoint is saved."""
+    """Holds back the acks of changes that request a save, until the checkpoint is on disk or the save has failed. So if
+    an operator requests only a save, the state `applied` means that the checkpoint is on disk."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
         self._checkpoints, self._settle = checkpoints, settle
@@ -201,14 +201,15 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """For a change that requests a save or another layout: hold back the ack `applied`, and send `agreed` now."""
+        """For a change that requests a save or another layout, hold back the ack `applied` until the save has finished;
+        the leader sends the ack `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"
             self._settle(structs.replace(ack, state="agreed", why=text))
 
     def settle_finished(self) -> None:
-        """Send the held acks of finished saves.
+        """Send the acks that were held back until their save finished.
 
         After a failed save, the ack is still `applied` if the change also sets knobs, because the knobs have their new
         values.

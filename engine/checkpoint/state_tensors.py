@@ -7,10 +7,11 @@
     residual.1.layers.3.attention.q         the residual of compressed gradients that holder 1 has
     factor.0.layers.3.attention.q           PowerSGD's factor for the shard at position 0 of a replica
 
-In each replica, a parameter has one residual for each rank with its own gradient of this parameter: each tp rank if the
-parameter is replicated over tp, and both ends of the pipeline for a tied embedding. These ranks are called *holders*.
-Training depends only on the sum of the residuals, so another layout can distribute this sum over its holders
-differently (`engine/checkpoint/restore_in_any_layout.py`).
+In each replica, every rank that computes its own gradient of a parameter keeps a residual of the parameter: every tp
+rank if the parameter is replicated over tp, and both ends of the pipeline for a tied embedding. The ranks that have a
+residual of a parameter are called the parameter's *holders*. Training depends only on the sum of a parameter's
+residuals, so this sum can be divided among other holders when the layout changes
+(`engine/checkpoint/restore_in_any_layout.py`).
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no RNG
 state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
@@ -99,13 +100,14 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's residual of a parameter, under the checkpoint names of the holder with index `holder`."""
+        """Yield this rank's residual of a parameter, with the names under which a checkpoint stores the residual of
+        holder number `holder`."""
         assert self.compression
         value = with_layout_of(parameter, self.compression.residual(parameter))
         yield from self._whole(f"residual.{holder}", name, value)
 
     def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:
-        """The index of this rank among the holders of a parameter's residual, and the number of holders."""
+        """The index of this rank among the holders of a parameter, and the number of these holders."""
         grid, at = self._world.grid, self._world.coords
         ends = self._embedding_copies if name == EMBEDDING else 1
         ways = grid.tp if parameter in self._over_tp else 1
@@ -113,8 +115,8 @@ class State:
         return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
 
     def factor_name(self, name: str, parameter: nn.Parameter) -> str:
-        """The name under which a checkpoint stores this rank's PowerSGD factor for a parameter. All replicas use the
-        same name."""
+        """The name under which a checkpoint stores this rank's PowerSGD factor for a parameter. The ranks that hold
+        replicas of the same shard use the same name."""
         grid, at = self._world.grid, self._world.coords
         position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
         return f"factor.{position}.{name}"

@@ -56,8 +56,8 @@ class _At:
 class Writer(StorageWriter):
     """Writes one file per rank; rank 0 also writes the index.
 
-    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that the checksum also
-    detects write errors of the disk.
+    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory. So the checksum also detects
+    errors that happen while the file is written to disk.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -171,8 +171,8 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Plans what a rank reads. Raises RefusedError if the checkpoint lacks a tensor of the run or has it with another
-    shape."""
+    """Plans what a rank reads. Raises RefusedError if a tensor of the run is missing in the checkpoint, or has another
+    shape there."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None

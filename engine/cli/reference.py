@@ -54,7 +54,7 @@ def _sections(kind: type[Struct], name: str) -> Iterator[str]:
 
 
 def _absent(field: Any) -> str:
-    """The value of an omitted key, as the table shows it."""
+    """The text that the table shows for the default value of a key."""
     if field.default is NODEFAULT:
         return "required"
     if field.default is None:

@@ -1,4 +1,5 @@
-"""Runs each all-reduce of a group with the algorithm that was measured as the fastest for its size."""
+"""Runs each all-reduce of a process group with the algorithm that was the fastest in the measurements for the size of
+the buffer."""
 
 from collections.abc import Sequence
 
@@ -23,7 +24,7 @@ class Choice:
 
     def row(self, size: int) -> MeasuredCollective | None:
         """The row of the fastest algorithm for a buffer of `size` bytes, or None if nothing was measured. If the rows
-        were measured with another number of ranks, the sizes are compared by bytes x ranks, as in the planner."""
+        were measured with another number of ranks, bytes x ranks is compared instead of bytes, as in the planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:

@@ -8,9 +8,9 @@ Halving (reduce-scatter) has log2 p steps. In each step a rank exchanges data wi
 1: it sends one half of its block, receives its peer's values of the half that it keeps, and adds them. Doubling
 (all-gather) runs the same steps in reverse order, without additions.
 
-This module has two all-reduce algorithms. Halving-doubling runs halving and then doubling: 2 log2 p steps and 2 (p-1)/p
-n bytes. Recursive doubling exchanges and adds the whole buffer at distance 1, 2, 4, ...: log2 p steps and n log2 p
-bytes. Both ranks of a pair add the same two numbers, so the result is bitwise equal on all ranks.
+This module implements two all-reduce algorithms. Halving-doubling runs halving and then doubling: 2 log2 p steps and 2
+(p-1)/p n bytes. Recursive doubling exchanges and adds the whole buffer at distance 1, 2, 4, ...: log2 p steps and n
+log2 p bytes. Both ranks of a pair add the same two numbers, so the result is bitwise equal on all ranks.
 """
 
 import torch
@@ -56,7 +56,8 @@ def _double(port: Port, fold: Fold, x: Tensor, borders: list[int]) -> None:
 
 
 def _block(x: Tensor, borders: list[int], number: int, width: int) -> Tensor:
-    """The aligned range of `width` blocks that contains the block with index `number`."""
+    """The part of `x` that contains the block with index `number`: `width` consecutive blocks, aligned to a multiple of
+    `width`."""
     first = number // width * width
     return x[borders[first] : borders[first + width]]
 

@@ -14,8 +14,9 @@ TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of w
 
 
 def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
-    """Reads a hardware file, and returns the fastest of its measured all-reduce algorithms for each group and buffer
-    size. Raises RefusedError if there are none, or if they were measured with a backend other than `backend`."""
+    """Reads a hardware file and returns, for each measured group and buffer size, the all-reduce algorithm that was the
+    fastest. Raises RefusedError if the file has no measured or an illegal all-reduce, or if it was measured with a
+    backend other than `backend`."""
     hardware = load(path)
     measured = hardware.measured
     known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}

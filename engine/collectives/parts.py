@@ -25,8 +25,8 @@ def lengths(elements: int, parts: int) -> list[int]:
 @dataclass(frozen=True)
 class Fold:
     """How `ranks` ranks are reduced to a power of two by pairing some of them. Among the first 2 `extra` ranks, each
-    odd rank sends its buffer to the even rank before it and waits for the result. The remaining ranks are numbered from
-    0 to `power` - 1, in rank order."""
+    odd rank sends its buffer to the even rank before it and waits for the result. The ranks that do not wait are
+    renumbered from 0 to `power` - 1, in rank order."""
 
     ranks: int
 
@@ -105,7 +105,7 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 def _given(number: int, borders: list[int]) -> int:
     """Number of elements that the rank with index `number` sends in recursive halving. In each step the rank sends one
-    half of its block and keeps the other. In total, it sends all elements outside its final block.
+    half of its block and keeps the other, so in total the rank sends every element outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 

@@ -79,8 +79,8 @@ class Port:
         return [(self._members[peer], x) for peer, x in messages if x.numel()]
 
     def add_from(self, peer: int, x: Tensor, received: Tensor, send: Tensor | None = None) -> None:
-        """Receive a tensor from `peer` into the buffer `received`, and at the same time send `send` to `peer`. Then add
-        `received` to `x`.
+        """Receive a tensor from `peer` into the buffer `received`, and at the same time send the tensor `send` (if not
+        None) to `peer`. Then add `received` to `x`.
         """
         self.exchange([] if send is None else [(peer, send)], [(peer, received)])
         x.add_(received)

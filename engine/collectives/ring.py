@@ -77,8 +77,8 @@ class Levels:
         self.between = port.among(range(port.rank % node, port.size, node))
 
     def by_index(self, x: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """The parts of the buffer, grouped by the local index of their ranks: each group as a list of views, and as one
-        contiguous copy."""
+        """Split the buffer `x` into one part per rank, and group the parts of ranks that have the same local index.
+        Returns the groups twice: as lists of views, and as contiguous copies."""
         parts = split(x, self.node * self.nodes)
         found = [parts[index :: self.node] for index in range(self.node)]
         return found, [torch.cat(one) for one in found]
@@ -93,8 +93,8 @@ def hierarchical_all_reduce(port: Port, x: Tensor, node: int) -> None:
 
 
 def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
-    """Reduce inside each node first, so that fewer bytes are sent between nodes. The parts that a rank then reduces
-    between the nodes are copied, because they are not contiguous in the buffer."""
+    """Reduce inside each node first, so that fewer bytes are sent between nodes. The parts are first copied, so that
+    the parts of all ranks with the same local index, which are then reduced between the nodes, are contiguous."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     pass_and_add(levels.inside, copies)

@@ -56,8 +56,8 @@ def one_of(words: Sequence[str], files: bool = False) -> Completion:
 
 
 def script(parser: argparse.ArgumentParser, shell: str, completions: Mapping[str, Completion]) -> str:
-    """The completion script of `parser` for `shell`. The keys of `completions` are `argument` or `command.argument`.
-    Modifies `parser`. Raises ModuleNotFoundError if shtab is not installed."""
+    """The completion script of `parser` for `shell`. A key of `completions` has the form `argument` or
+    `command.argument`. Modifies `parser`. Raises ModuleNotFoundError if shtab is not installed."""
     import shtab
 
     _mark(parser, completions)

@@ -29,8 +29,8 @@ def kept(ratio: float, elements: int) -> int:
 
 
 def chunk(method: Method, elements: int, ranks: int) -> int:
-    """Number of elements that each of `ranks` replicas sums under bf16, fp16 and int8: an equal share, rounded up (for
-    int8 to whole blocks)."""
+    """Number of elements in the chunk that each of `ranks` replicas reduces under bf16, fp16 and int8: an equal share
+    of `elements`, rounded up (for int8 to whole blocks)."""
     each = -(-elements // ranks)
     return -(-each // INT8_BLOCK) * INT8_BLOCK if method == "int8" else each
 

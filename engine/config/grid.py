@@ -101,8 +101,8 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates to display, outermost axis first. `cp` and `ep` are included only if the size of the axis is
-        above 1."""
+        """The rank's coordinates to display, outermost axis first. The axes cp and ep are included only if their size
+        is above 1."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}

@@ -33,7 +33,7 @@ class KnobValues:
 
     @classmethod
     def of(cls, layout: Layout) -> "KnobValues":
-        """The start values of the knobs in a layout."""
+        """The initial knob values from a layout."""
         knobs = layout.knobs
         return cls(
             recompute=knobs.recompute,
@@ -49,7 +49,8 @@ class KnobValues:
 
 
 def with_knobs(layout: Layout, values: Mapping[str, object]) -> Layout:
-    """The layout with these knob values. Names that are not layout keys are ignored. The result is not checked."""
+    """A copy of the layout with these knob values. Names that are not layout keys are ignored. The new layout is not
+    checked."""
     held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
     return structs.replace(
         layout,

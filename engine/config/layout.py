@@ -74,8 +74,8 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def tied_apart(self) -> bool:
-        """Whether the last stage has its own copy of an embedding that is on another rank, for a tied head or for
-        multi-token prediction."""
+        """Whether the last stage needs a copy of the embedding (for a tied head or multi-token prediction), because the
+        embedding itself is on another rank."""
         in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
         has_copy = self.model.tie_embeddings or self.model.mtp_layers > 0
         return has_copy and self.grid.pp > 1 and in_a_loop

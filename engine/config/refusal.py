@@ -1,4 +1,5 @@
-"""Errors for a user's mistakes: one printable sentence of bounded length, for any refused value."""
+"""Exceptions for mistakes in a user's input. The message is always one printable sentence of bounded length, whatever
+the refused value contains."""
 
 import reprlib
 from datetime import date, time

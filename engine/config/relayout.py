@@ -47,8 +47,8 @@ def layout_text(layout: Layout) -> str:
 
 
 def relaid(layout: Layout, text: str) -> Layout:
-    """A copy of `layout` in which the keys in KEYS have the values that `text` gives or, if `text` does not name them,
-    their default values. Raises LayoutError if an assignment, or the resulting layout, is not legal."""
+    """A copy of `layout` in which each key in KEYS is set to its value in `text`, or to its default if `text` does not
+    contain the key. Raises LayoutError if an assignment, or the resulting layout, is not legal."""
     legal = ", ".join(f"{section}.{key}" for section, keys in KEYS.items() for key in keys)
     named: set[str] = set()
     for word in text.split():
@@ -86,9 +86,9 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Yield legal layouts that train the same job as `layout` on `least` to `most` ranks, with smaller parallel axes.
-    Layouts with more ranks come first. Among layouts with the same number of ranks, those that reduce dp_replicate or
-    dp_shard come before those that reduce cp, ep, tp or pp.
+    """Yield legal layouts for `least` to `most` ranks that train the same job as `layout`. No parallel axis is larger
+    than in `layout`. Layouts with more ranks come first. Among layouts with the same number of ranks, those that reduce
+    dp_replicate or dp_shard come before those that reduce cp, ep, tp or pp.
     """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
     costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}

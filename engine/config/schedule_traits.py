@@ -70,7 +70,7 @@ def stages_of_rank(name: str, rank: int, ranks: int, virtual_stages: int) -> lis
 
 
 def same_partition(name: str) -> list[str]:
-    """Schedules with the same assignment of stages to ranks as `name`, including `name`."""
+    """The schedules that assign stages to ranks in the same way as the schedule `name`, including `name` itself."""
     own = SCHEDULES[name]
     same = (own.placement, own.virtual_stages)
     return [other for other, traits in SCHEDULES.items() if (traits.placement, traits.virtual_stages) == same]

@@ -26,7 +26,7 @@ def parameter_count(model: Model, active: bool = False) -> int:
 
 
 def mlp_matrices(model: Model, hidden: int) -> int:
-    """Number of elements in the matrices of one MLP or expert of hidden width `hidden`."""
+    """Number of elements in the weight matrices of one dense MLP, or of one expert, with hidden width `hidden`."""
     return (3 if model.gated else 2) * model.d_model * hidden
 
 

@@ -1,4 +1,4 @@
-"""Reads the description of a layout key and its legal values, as text, from the key's type.
+"""Extracts the description and the legal values of a layout key, as text, from the key's type annotation.
 
 The description is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
 """
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 
 def keys(kind: type[Struct]) -> dict[str, tuple[Any, str]]:
-    """Map each key of a section to its type, without the description, and to its description."""
+    """For each key of a section, the pair of its type (without the description) and its description."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: (_without_meaning(hint), _meaning(hint)) for key, hint in hints.items()}
 

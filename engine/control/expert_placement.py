@@ -49,15 +49,15 @@ class ExpertPlacement:
         return self._compression.residuals if self._compression else {}
 
     def record_load(self, load: Tensor) -> None:
-        """Update the moving average of the load. `load`: this rank's (token, expert) pairs in a step, counted by
-        [layer, expert]."""
+        """Update the moving average of the load. `load[layer, expert]`: how many of this rank's tokens were routed to
+        the expert in a step."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
 
     def carry_out(self) -> Event | None:
         """Carry out the requested expert placement, if there is one: vote, move the experts, and return an event that
-        reports the result. Collective over all ranks."""
+        reports the result. All ranks must call this method together (it contains collectives)."""
         goal, self.request, self.moved = self.request, None, False
         if goal is None:
             return None
@@ -79,8 +79,8 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, a moving average of the (token, expert) pairs per step over all ranks of the job, indexed by
-        [ep rank that holds the token, expert]."""
+        """For each layer, how many tokens each ep rank routes to each expert in a step, indexed by [ep rank, expert]: a
+        moving average, summed over all ranks of the job."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"
@@ -110,8 +110,8 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote on moving the experts. Returns the first objection, or "" if no rank objects, and the sum of the figures
-        over all stages."""
+        """Vote on moving the experts. Returns ("", the figures summed over all stages) if all ranks agree, else (the
+        first objection, this rank's own `figures`)."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)

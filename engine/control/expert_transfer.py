@@ -54,8 +54,8 @@ class Move:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Send and receive the experts, and set the new maps. Collective over the ranks that together hold one copy of
-        the stage's experts."""
+        """Send and receive the experts, and set the new maps. All ranks that share one copy of the stage's experts must
+        call this method (it is a collective)."""
         send, receive = [len(rows) for rows in self._sends], [len(rows) for rows in self._receives]
         self._axis.all_to_all(self._out, send, receive, self._in)
         slots = [slot for receive_rows in self._receives for slot in receive_rows]
@@ -87,7 +87,7 @@ def _shards(
 
 
 def _width(shard: Tensor) -> int:
-    """The bytes of one expert's part of `shard`."""
+    """The number of bytes that one expert occupies in `shard`."""
     return shard.shape[1:].numel() * shard.element_size()
 
 
@@ -99,5 +99,6 @@ def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
 def bytes_of_an_expert(
     layer: MoeLayer, optimizer: torch.optim.Optimizer, residuals: Mapping[nn.Parameter, Tensor]
 ) -> int:
-    """The bytes of one expert of the layer, including the expert's optimizer state and residual."""
+    """The number of bytes of one expert of the layer, including its optimizer state and the residual of its compressed
+    gradient."""
     return sum(_width(shard) for shard in _shards(layer.experts, optimizer, residuals))

@@ -23,8 +23,8 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """Make the knob board of one rank. The board offers the actions `expert_placement` and `save` only if the arguments
-    of the same names are not None."""
+    """Make the knob board of one rank. The board has an action `expert_placement` and an action `save` only if the
+    argument with the action's name is not None."""
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan

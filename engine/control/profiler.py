@@ -62,8 +62,8 @@ class Profiler:
     In the trace file, the key `METADATA` holds the rank and its coordinates, and each step is annotated as ``step N``.
     No profiler code runs outside the requested steps. A background thread writes the trace.
 
-    A trace must not start or stop while a collective runs: when the collective ends, gloo's thread writes the end time
-    into the profiler's event, which `stop` has freed. With torch 2.13, the process then gets a SIGSEGV in
+    A trace must not start or stop while a collective runs. Otherwise gloo's thread writes the end time of the
+    collective into a profiler event that `stop` has already freed. With torch 2.13, the process then gets a SIGSEGV in
     `onFunctionExit` below `Work::finish`, or its memory is corrupted silently.
     """
 

@@ -18,7 +18,7 @@ from engine.preflight.memory import memory_refusal, too_few_gpus
 
 
 class Relayout:
-    """The knob `layout` of one rank, and the text of the layout in which the ranks will restart."""
+    """The knob `layout` of one rank. `requested`: the text of the layout in which the ranks will restart, or None."""
 
     def __init__(
         self, layout: Layout, device: torch.device, save: Callable[[object], None], paused: Callable[[], bool]

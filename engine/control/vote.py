@@ -26,7 +26,7 @@ STOP, SAVE = 1, 2  # bits of the header
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's vote on a command: `why` is the objection, or empty if the rank agrees."""
+    """One rank's vote on a command. `why`: the rank's objection; empty if the rank agrees."""
 
     why: str
 
@@ -66,8 +66,8 @@ class KnobVote:
         self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
     def end(self, step: int) -> bool:
-        """Vote on the command that `begin` announced, and apply it if all ranks agree. Returns whether the run must
-        stop after this step, and sets `save` to whether the leader requested a checkpoint."""
+        """Vote on the command that `begin` announced, and apply it if all ranks agree. Returns True if the run must
+        stop after this step. Sets `save` to True if the leader requested a checkpoint, else to False."""
         if self._broadcast:
             self._broadcast.wait()
         revision, size, flags = self._header.tolist()

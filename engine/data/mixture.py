@@ -34,7 +34,7 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Training text divided into samples, for one sequence length, batch size and seed. With these fixed, a sample
+    """Training text divided into samples. For a given sequence length, batch size and seed, the content of a sample
     depends only on its sample number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:

@@ -18,7 +18,8 @@ BLOCK = 2**16  # numbers in a block, if weights are given
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """BLOCK split into integers of at least 1 in proportion to `weights`, with the largest-remainder method."""
+    """Number of samples of each source in a block of BLOCK samples: at least 1, and otherwise proportional to `weights`
+    (largest-remainder method)."""
     exact = [BLOCK * weight / sum(weights) for weight in weights]
     shares = [max(1, int(share)) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
@@ -31,7 +32,8 @@ def shares_of(weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Places:
-    """For each sample number of a query: the source, the sample's index in the source, and the epoch of the source."""
+    """Where the samples with the requested numbers are: the source of each sample, its index in the source, and the
+    epoch of the source."""
 
     source: Numbers
     index: Numbers
@@ -65,7 +67,7 @@ class SampleOrder:
         return Places(source, index, epoch)
 
     def samples_in(self, epochs: int) -> int:
-        """Number of samples until the first of the sources has completed `epochs` epochs and would begin another."""
+        """Number of samples that can be drawn before any source needs more than `epochs` epochs."""
         if not self._weighted:
             return epochs * self._block
         block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))

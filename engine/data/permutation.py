@@ -2,8 +2,8 @@
 
 With any round function, a Feistel network is a permutation of the integers of a given even bit width (Luby and Rackoff
 1988). To restrict the permutation to 0 .. n-1, a number that is mapped outside this range is mapped again until the
-result is inside (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at
-most 4 n numbers, so a number takes at most four passes through it on average.
+result is inside (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network permutes
+at most 4 n numbers, so it takes at most four passes on average to map a number into the range.
 """
 
 import hashlib

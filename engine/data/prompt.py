@@ -14,9 +14,9 @@ TOKENS = 100  # tokens to generate, unless the layout gives a number or fewer fi
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids of the prompt and the maximum number of tokens to generate after it. `shown`: whether the prompt is part
-    of the displayed text; False if the layout has no prompt and generation starts with the token that separates
-    documents."""
+    """The token ids of the prompt, and the maximum number of tokens to generate after the prompt. `shown`: whether the
+    prompt is part of the displayed text; False if the layout has no prompt and generation starts with the token that
+    separates documents."""
 
     ids: list[int]
     tokens: int

@@ -68,7 +68,7 @@ class DataError(RefusedError):
 
 
 def shard_files(folder: Path, number: int) -> tuple[Path, Path]:
-    """The files of a shard: token ids, and starts of documents."""
+    """The two files of a shard: its token ids, and the start positions of its documents."""
     return folder / f"{number:05d}.tokens", folder / f"{number:05d}.documents"
 
 

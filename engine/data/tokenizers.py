@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a tokenizer.json run by the Hugging Face library `tokenizers`. Torch-free."""
+"""Tokenizers: one token per byte, or a tokenizer.json loaded with the Hugging Face library `tokenizers`. Torch-free."""
 
 import hashlib
 import importlib.util
@@ -101,13 +101,14 @@ class HuggingFace:
         return [one.ids for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Convert token ids to text, in UTF-8. Special tokens are shown as text, and unknown tokens are left out."""
+        """Convert token ids to text, encoded as UTF-8. The text of special tokens is included, and unknown tokens are
+        left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text.encode("utf-8", "replace")
 
 
 def tokenizer_of(given: str, end: str | None) -> Tokenizer:
-    """The tokenizer that the user named: `bytes`, or the path of a tokenizer.json. Raises DataError."""
+    """Load the tokenizer `given`, which is `bytes` or the path of a tokenizer.json. Raises DataError."""
     if given == "bytes":
         if end is not None:
             raise DataError(

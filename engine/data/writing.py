@@ -1,7 +1,7 @@
 """Writes token shards document by document, in bounded memory. Torch-free.
 
-The files are written to the folder `OUT.partial`, the index last. Then the folder is renamed to `OUT`, the name that
-the user gave. So a folder `OUT` is always complete.
+The files are written to the folder `OUT.partial`; the index is written last. Then the folder is renamed to `OUT`, the
+name that the user gave. So if `OUT` exists, it is complete.
 """
 
 import os

@@ -1,8 +1,8 @@
 """torch.compile for the element-wise functions between matmuls (`train.compile` in the layout).
 
 Only functions of tensors are compiled, each as one graph that contains no modules, collectives or knobs. So compilation
-does not affect metering, routing, knob changes, FSDP or recompute. Matmuls and attention are not compiled, because each
-is already one kernel.
+does not affect traffic metering, routing, knob changes, FSDP or recompute. Matmuls and attention are not compiled,
+because each is already one kernel.
 
 Each rank compiles a function at its first call, for the shapes of that call (ranks on one machine share a compile
 cache). When a shape changes, for example with the number of micro-batches, torch compiles the function again with a

@@ -148,8 +148,8 @@ def _flex_backward(
 
 
 def _edge(x: Tensor, last: bool) -> Tensor:
-    """The first or last value of each block along the last dimension. The last block is padded with the last value of
-    `x`."""
+    """The first or last value of each block along the last dimension of `x`. An incomplete last block is padded with
+    the last value of `x`."""
     whole = -(-x.shape[-1] // BLOCK) * BLOCK - x.shape[-1]
     blocks = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], whole)), -1) if whole else x
     return blocks[..., (BLOCK - 1 if last else 0) :: BLOCK]
@@ -161,8 +161,8 @@ def _complete(x: Tensor) -> Tensor:
 
 
 def _listed(blocks_BNM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each query block, the number of key blocks that `blocks_BNM` selects, [B, 1, N], and the indices of all key
-    blocks, the selected ones first, [B, 1, N, M]."""
+    """Returns, for each query block, the number of key blocks selected by `blocks_BNM` ([B, 1, N]), and the indices of
+    all key blocks, with those of the selected blocks first ([B, 1, N, M])."""
     chosen = blocks_BNM.unsqueeze(1).to(torch.int32)
     order = chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return chosen.sum(-1, dtype=torch.int32), order.contiguous()

@@ -32,8 +32,8 @@ def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
 def cached_attention(
     q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention with K keys, in which the queries are those of the last Q positions, [B, H, Q, V]. Each query
-    attends to all keys up to its position, or to the newest `window` of these keys. G divides H."""
+    """Causal attention of the last Q positions of a sequence to its K keys, [B, H, Q, V]. Each query attends to all
+    keys up to its position, or to the newest `window` of these keys. G divides H."""
     Q, K = q_BHQC.shape[2], k_BGKC.shape[2]
     unseen = 0 if window is None else max(0, K - Q + 1 - window)
     k, v = k_BGKC[:, :, unseen:], v_BGKV[:, :, unseen:]

@@ -1,4 +1,4 @@
-"""Prints the output of `engine run`, as NDJSON or as aligned lines of text. Rank 0 prints the steps."""
+"""Prints the output of `engine run`, as NDJSON or as aligned lines of text. Rank 0 prints one line per step."""
 
 import mmap
 import struct

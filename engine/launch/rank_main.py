@@ -56,8 +56,8 @@ def train(
     on_restarted: Callable[[Restarted], None] = lambda _: None,
 ) -> str | None:
     """Train `layout` until its last step, as the rank that `context` describes. If `resume` is given, start from that
-    checkpoint. Returns the text of the layout with which the run continues if an operator has changed the layout, else
-    None.
+    checkpoint. If an operator has changed the layout, returns the text of the new layout, in which the run continues;
+    else returns None.
 
     `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
     `on_restarted` is called on rank 0 after the first step that follows a restart.
@@ -118,9 +118,9 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step` after each step. On rank 0, this object also reports the first step after a restart, with the
-    lost time, to the run's log and to `on_restarted`, and records when each step ends, so that the time lost in a later
-    restart can be computed."""
+    """Calls `on_step` after each step. On rank 0, this object also records when each step ends, so that the time lost
+    in a restart can be computed. After the first step that follows a restart, it reports the lost time in the run's log
+    and calls `on_restarted`."""
 
     def __init__(
         self,
@@ -197,8 +197,8 @@ def check_same_device(mine: torch.device, context: RankContext, store: Store) ->
 def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use the values of rank
-    0, because each rank on its own might determine different values. For example, a rank that starts a second later
+    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use rank 0's values,
+    because the values that each rank determines by itself might differ. For example, a rank that starts a second later
     would choose another name for the run's folder, and another rank may not see the newest checkpoint or may not know
     that it is damaged.
     """

@@ -87,8 +87,8 @@ def run_layout(
     - `hub`: "auto" (start a hub), "none", or the URL of a hub.
     - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".
     - `run_dir`: the run's folder; by default a new one under `layout.run.dir`.
-    - `resume`: if False, start at step 0. If True, continue the run in `run_dir` or, if `run_dir` is None, the newest
-      run with this name. If `resume` is a path, start from the run or checkpoint at that path
+    - `resume`: if False, start at step 0. If `resume` is True, continue the run in `run_dir` or, if `run_dir` is None,
+      the newest run with the name of this run. If `resume` is a path, start from the run or checkpoint at that path
       (docs/train/checkpoints.md).
     - `restarted`: continue the run in `run_dir` if it has a checkpoint, as after a restart by torchrun or Slurm.
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
@@ -98,9 +98,9 @@ def run_layout(
     `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step's summary over
     all ranks (one step late), `on_checkpoint` with the result of each save, and `on_sample` with each sample of text
     that the model generates ([sample]). The parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the
-    run's folder before the first step and `on_end` with the exit status. Before the ranks start again, the parent calls
-    `on_restart` with their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm
-    restart their own ranks.
+    run's folder before the first step and `on_end` with the exit status. Before the parent restarts the ranks, it calls
+    `on_restart` with the layout of the restarted ranks; after the first step that follows a restart, rank 0 calls
+    `on_restarted`. Under torchrun or Slurm, this function never restarts ranks.
 
     Call this from the main thread, before any CUDA call or other torch work, because this function forks. Raises
     LayoutError or `agents.rundir.runs.RunError` if the run cannot start.
@@ -233,7 +233,7 @@ def run_layout(
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of `run_layout` that are called by ranks."""
+    """The callbacks passed to `run_layout` that the rank processes call."""
 
     on_start: Callable[[str, int | None], None]
     on_step: Callable[[Step], None]

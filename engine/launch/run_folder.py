@@ -6,8 +6,8 @@ from agents.rundir.runs import RunError
 
 
 def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
-    """Create a folder and return it. If `chosen` is given, use that folder, which may already exist. Otherwise create a
-    new folder with the name `named`; if that name is taken, add a number to it.
+    """Create a folder and return its path. If `chosen` is given, use that folder, which may already exist. Otherwise
+    create a new folder with the name `named`; if that name is taken, add a number to it.
     """
     folder = chosen or named
     try:

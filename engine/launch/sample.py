@@ -16,10 +16,10 @@ PRELOAD = ("torch", "torch.distributed", "engine.launch.sample_rank")
 
 
 def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated) -> int:
-    """Generate text and return an exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens` with
-    each new token of each sequence. At the end, rank 0 calls `on_generated` with the generated tokens and the size of
-    the attention caches, summed over all ranks: the allocated bytes, and the bytes that `cache_bytes` predicts. Raises
-    LayoutError or RunError."""
+    """Generate text and return an exit status with the same meaning as that of `engine.launch.run.run_layout`. Rank 0
+    calls `on_tokens` with each new token of each sequence. At the end, rank 0 calls `on_generated` with the generated
+    tokens and the size of the attention caches, summed over all ranks: the allocated bytes, and the bytes that
+    `cache_bytes` predicts. Raises LayoutError or RunError if generation cannot start."""
     grid = request.layout.ranks
     folder = Path(tempfile.mkdtemp(prefix="engine-sample-"))
     try:

@@ -18,7 +18,8 @@ DUMP_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
     """Turn on torch's flight recorder for NCCL: if a collective times out, each rank writes its last collectives to
-    ``flight/rank_N`` in the run's folder. Returns the folder ``flight``. Values that the user has set are kept."""
+    ``flight/rank_N`` in the run's folder. Returns the path of the folder ``flight``. Values that the user has set are
+    kept."""
     folder = run_dir / FLIGHT
     folder.mkdir(parents=True, exist_ok=True)
     settings = dict.fromkeys(BUFFER_NAMES, str(RECORDED)) | dict.fromkeys(DUMP_NAMES, f"{folder / 'rank_'}")
@@ -29,7 +30,7 @@ def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
 
 def use_deterministic_algorithms() -> None:
     """Make torch use only algorithms whose results are bitwise equal in every run with the same layout and machines.
-    For an operation without such an algorithm, torch raises RuntimeError."""
+    If an operation has no such deterministic algorithm, torch raises RuntimeError."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
     torch.use_deterministic_algorithms(True)
     # The engine reads no memory before it writes it.

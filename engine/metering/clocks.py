@@ -1,7 +1,8 @@
 """Clocks of the meter: wall time on the CPU; CUDA events on a GPU, where the host runs ahead of the device.
 
 A clock records marks and passes the seconds between two marks to a callback. On the CPU the callback is called
-immediately. On a GPU the callback is called later, when the GPU has passed both marks, so the host does not wait.
+immediately. On a GPU a mark is a CUDA event, and the callback is called after both events have completed, so the host
+does not wait.
 """
 
 import time
@@ -25,7 +26,8 @@ class Clock(Protocol):
         """Record an idle mark: the difference between two idle marks is the idle time between them."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
-        """Call `callback` with the seconds from `begin` to `end`, now or later."""
+        """Call `callback` with the seconds from `begin` to `end`: immediately, or in `collect` once both marks have
+        completed."""
 
     def start_step(self) -> None:
         """Start a step. Marks of earlier steps must not be used afterwards."""

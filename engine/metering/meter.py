@@ -52,8 +52,8 @@ class Lane:
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add the time during which a collective overlapped with other work to the total time, but not to the exposed
-        time."""
+        """Add time during which a collective overlapped with computation: it counts in `ms`, but not in
+        `exposed_ms`."""
         self.ms += seconds * 1e3
 
 
@@ -90,8 +90,8 @@ class Readings:
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. The copy waits for the device, so call this right after another wait for the
-        device."""
+        """Copy the counts to the host. The copy synchronises with the device, so call this method when the host has
+        just waited for the device anyway."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class Readings:
 
     @property
     def window(self) -> float:
-        """Seconds from the start of the pipeline window to the end of its last action."""
+        """Seconds from the start of the pipeline window to the end of the last action."""
         return max((span.end for span in self.spans), default=0.0)
 
 
@@ -154,16 +154,16 @@ class Meter:
         self.readings = Readings(self.layers, self.experts, self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host and collect completed times. Call this method after the host has waited for the
-        device."""
+        """Copy the routing counts to the host, and process the time measurements that are complete. Call this method
+        after the host has waited for the device."""
         self.readings.settle()
         self.clock.collect()
 
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
-        """Context manager that keeps `operation` at `text`, even if a collective sets another operation. Used during a
-        pause: a paused run uses collectives to poll for commands, and these would otherwise be shown as the
-        operation."""
+        """Context manager that keeps `operation` at `text`, even if a collective sets another operation. Used while the
+        run is paused, because a paused run polls for commands with collectives, which would otherwise be shown as the
+        current operation."""
         self._override = text
         yield
         self._override = ""
@@ -204,8 +204,9 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Measure one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` maps each destination
-        rank to the bytes sent to it. `clock` defaults to the device's clock."""
+        """Context manager that measures one collective. `sent_bytes`: the bytes that this rank sends to other ranks.
+        For an all-to-all, `to` maps each destination rank to the bytes sent to it. `clock` defaults to the device's
+        clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
@@ -227,7 +228,7 @@ class Meter:
         self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send. The duration of the send counts as waiting time between actions."""
+        """Add the bytes of a pipeline send. A send runs between two actions, so its duration counts as waiting time."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline
@@ -265,7 +266,7 @@ class Meter:
         self.clock.between(self._opened, self.clock.mark(), partial(setattr, span, "end"))
 
     def _end_wait(self) -> bool:
-        """End the current wait for the pipeline; return whether the rank was waiting."""
+        """End the wait between two pipeline actions, if one is in progress; return whether one was."""
         if self._idle_since is None:
             return False
         self.clock.between(self._idle_since, self.clock.idle_mark(), self.readings.add_wait)
@@ -275,6 +276,7 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass does not add its counts."""
+        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass reuses the routing and does
+        not call this method again."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

@@ -62,8 +62,8 @@ class _Rotation(torch.autograd.Function):
 
 
 def _by_head(table: Tensor, x_BSHC: Tensor) -> Tensor:
-    """`table` with a copy for each head of `x` if this makes the rotation faster (narrow heads on the CPU); else
-    `table`."""
+    """`table` expanded to one copy per head of `x` if this makes the rotation faster (narrow heads on the CPU); else
+    `table` unchanged."""
     heads, width = x_BSHC.shape[-2:]
     if table.ndim > 4 or width >= NARROW or table.device.type != "cpu":
         return table

@@ -34,9 +34,9 @@ def check_own_model(layout: Layout) -> None:
 
 @cache
 def parameters_of(model: Model) -> dict[str, int]:
-    """The number of parameters of each part: `embedding`, `layers.N`, `norm` and `head`. A shared parameter is counted
-    only in the first part that uses it. Raises LayoutError if a part cannot be built, raises an error in its forward
-    pass, or returns a wrong shape."""
+    """The number of parameters of each part; the parts are `embedding`, `layers.N`, `norm` and `head`. A shared
+    parameter is counted only in the first part that uses it. Raises LayoutError if a part cannot be built, raises an
+    error in its forward pass, or returns a wrong shape."""
     counted: dict[str, int] = {}
     seen: set[torch.nn.Parameter] = set()
     shape = [1, model.seq_len, model.d_model]

@@ -73,8 +73,8 @@ class Implementation(Protocol):
     rank needs, so a method must not assume that other methods have been called.
 
     Parameters that the parts create themselves, such as those of `nn.Linear`, are initialised with the standard
-    deviation that `std` returns. Build them under ``torch.device("meta")``; otherwise each rank allocates the full
-    parameters before they are sharded. Parameters from `parts.factory` can also be split over tp and ep. Parameter
+    deviation that `std` returns. Create such parameters under ``torch.device("meta")``; otherwise each rank allocates
+    them in full before they are sharded. Parameters from `parts.factory` can also be split over tp and ep. Parameter
     names begin with `embedding`, `layers.N` (N is the global layer index), `norm` and `head`. Experts are
     `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and counts the tokens of each expert.
     """
@@ -95,13 +95,13 @@ class Implementation(Protocol):
         embedding is on another stage."""
 
     def std(self, model: Model, name: str, shape: torch.Size) -> float:
-        """The standard deviation of the initial values of a parameter that the factory has not created, or 0 for
-        constant values (`ParameterFactory.adopt`). The values depend on the name and on `run.seed`, not on the
+        """The standard deviation for the random initial values of a parameter that the factory has not created; 0 for
+        constant initial values (`ParameterFactory.adopt`). The values depend on the name and on `run.seed`, not on the
         layout."""
 
     def multiply_adds(self, model: Model, layer: int | None) -> float:
         """Multiply-adds per token in the forward pass of layer `layer` without its routed experts; of the head if
-        `layer` is None; NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
+        `layer` is None; NaN if unknown. The model FLOPs utilisation (MFU) counts each multiply-add as 6 FLOPs."""
 
 
 def implementation_of(model: Model) -> Implementation:
@@ -113,8 +113,8 @@ def implementation_of(model: Model) -> Implementation:
 def model_flops(
     model: Model, tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
 ) -> float | None:
-    """`engine.planner.hardware.peaks.step_flops` with the multiply-adds that the implementation declares; None if it
-    declares NaN."""
+    """Model FLOPs of a step, as `engine.planner.hardware.peaks.step_flops` computes them from the multiply-adds that
+    the model's implementation declares; None if it declares NaN."""
     flops = step_flops(model, tokens, pairs, layers, head, implementation_of(model).multiply_adds)
     return flops if isfinite(flops) else None
 

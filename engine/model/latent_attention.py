@@ -26,8 +26,8 @@ from engine.parallel.parameters import ParameterFactory
 class LatentAttention(nn.Module):
     """Causal latent attention. Heads are split over tp, the sequence over cp.
 
-    Every tp rank holds the down-projections in full and applies them to its slice of the sequence. Then the latents are
-    gathered over tp: q_rank + kv_rank + R elements per token instead of D (as in Megatron-LM).
+    Every tp rank holds the down-projections in full and applies them to its slice of the sequence. Then the latents,
+    which have q_rank + kv_rank + R elements per token instead of D, are gathered over tp (as in Megatron-LM).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
@@ -64,7 +64,8 @@ class LatentAttention(nn.Module):
         return self.output(self.context.attend(q, k, v, None, documents))
 
     def queries(self, q_BSX: Tensor) -> Tensor:
-        """Queries of this tp rank before rotation, [B, S, H, C], from the first part of `gathered`."""
+        """Queries of this tp rank before rotation, [B, S, H, C]. `q_BSX` is the first of the three tensors from
+        `gathered`."""
         q = linear(q_BSX, self.q_up if self.q is None else self.q)
         return q.view(*q.shape[:2], -1, self.q_dim)
 
@@ -82,8 +83,8 @@ class LatentAttention(nn.Module):
         return scatter_sequence(linear(out_BHSV.transpose(1, 2).flatten(2), self.o), self.tp)
 
     def gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For the whole cp slice: the input of the queries' projection, the latent of keys and values, and the rotary
-        key before rotation."""
+        """Three tensors for the whole cp slice: the input of the projection to queries, the latent of keys and values,
+        and the rotary key before rotation."""
         latent, key = torch.split(linear(x_BsD, self.kv_down), [self.kv_rank, self.rope_dim], -1)
         queries = x_BsD if self.q_down is None else self.q_norm(linear(x_BsD, self.q_down))
         parts = queries, self.kv_norm(latent), key

@@ -1,7 +1,7 @@
 """Cross-entropy with the vocabulary sharded over tp, computed in chunks of tokens.
 
-The loss keeps the logits in their original dtype and no other tensor of that size. Each chunk is converted to fp32 when
-it is needed, and the backward pass overwrites the logits with their gradient.
+The logits, in their original dtype, are the only tensor of their size that the loss keeps. Each chunk is converted to
+fp32 when it is needed, and the backward pass overwrites the logits with their gradient.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
 
 
 def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int) -> Tensor:
-    """`cross_entropy` of each of `parts` equal parts of the sequences, [parts]."""
+    """Split the sequences into `parts` equal parts and return the `cross_entropy` of each part, [parts]."""
     losses: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp, parts)  # type: ignore[no-untyped-call]
     return losses
 
 
 def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, mtp_weight: float) -> Tensor:
-    """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
+    """`scale` times the sum of the next-token cross-entropies; `targets`, [B, S], contains the next tokens.
 
     With P multi-token prediction layers, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The loss of
     the multi-token prediction layers is `mtp_weight` times the mean of their cross-entropies (DeepSeek-V3, arXiv

@@ -61,7 +61,8 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Check the type of `built`, and have the factory replace any parameters that it did not create."""
+            """Check that `built` is a `kind`, and let `factory.adopt` replace the parameters that the factory did not
+            create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "
@@ -109,7 +110,8 @@ class Stage(nn.Module):
         return torch.cat((state, *self._predictions(x, targets, documents)))
 
     def _predictions(self, state: Tensor, targets: Tensor, documents: Documents | None) -> Iterator[Tensor]:
-        """The normalised hidden states [B, s, D] from which the head predicts further tokens."""
+        """For each multi-token prediction layer, the normalised hidden states [B, s, D] from which the head predicts a
+        further token."""
         embedding = self.embedding_copy if self.embedding is None else self.embedding
         for ahead, module in enumerate(self.mtp.values()):
             assert isinstance(module, Prediction) and embedding is not None

@@ -12,7 +12,7 @@ class Embedding(nn.Module):
     holds V/tp rows.
 
     `copied`: the model's embedding is on another stage, and this module is a copy of it for multi-token prediction,
-    with the same initial values. The optimizer keeps the weights of both stages equal."""
+    with the same initial values. The optimizer keeps the weights of the copy and of the original equal."""
 
     def __init__(self, factory: ParameterFactory, vocab: int, d_model: int, copied: bool = False):
         super().__init__()

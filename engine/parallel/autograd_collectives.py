@@ -100,7 +100,7 @@ class _Exchange(torch.autograd.Function):
 
 class OverlappedAllToAll:
     """An all-to-all with uneven rows that overlaps with what the caller computes between `start` and `wait`. In the
-    backward pass, the all-to-all of the gradients overlaps with the backward pass of that computation."""
+    backward pass, the all-to-all of the gradients overlaps with the backward of what ran between `start` and `wait`."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer

@@ -29,8 +29,8 @@ class AsyncCollective:
     """A collective that runs in the background. `wait` meters the collective: its time counts as hidden before `wait`
     is called, and as exposed in `wait`.
 
-    `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns immediately. gloo's sends have no
-    future that reports completion. So if `has_future` is False, the collective counts as running until `wait` is
+    `wait` calls `finish` when the data has arrived. If `works` is empty, `wait` returns immediately. If `has_future` is
+    False, as for gloo's sends, no future reports completion, so the collective counts as running until `wait` is
     called.
     """
 
@@ -56,8 +56,8 @@ class AsyncCollective:
 
     @property
     def in_background(self) -> bool:
-        """Whether the data may be incomplete until `wait` returns. Collectives that do not run in the background are
-        ordered by the device's stream."""
+        """Whether the collective runs in the background, so that its result may be incomplete until `wait` returns.
+        Collectives that do not run in the background are ordered by the device's stream."""
         return bool(self._works)
 
     def wait(self) -> None:
@@ -182,7 +182,8 @@ class Axis:
         return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to), out
 
     def _bytes_to(self, x: Tensor, send: list[int]) -> dict[int, int]:
-        """For each other rank, the bytes that an all-to-all of the rows of `x` sends to it."""
+        """The number of bytes that this rank sends to each other rank in an all-to-all that sends `send[p]` rows of `x`
+        to rank p."""
         row = x.nbytes // max(1, x.shape[0])
         me = self.peers[self.rank]
         return {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
@@ -215,8 +216,8 @@ class Axis:
 
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
         """Start sending row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
-        rank p sent. Without `async_op`, the current stream waits for the rows immediately (gloo is asynchronous in
-        either case)."""
+        rank p sent. With NCCL and without `async_op`, the current stream waits for the rows immediately; gloo is
+        asynchronous in either case."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
         x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
@@ -261,8 +262,8 @@ class Axis:
         ), received
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
-        """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
-        `async_op`, the current stream waits for `out` immediately (gloo is asynchronous in either case)."""
+        """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. With NCCL and
+        without `async_op`, the current stream waits for `out` immediately; gloo is asynchronous in either case."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
@@ -277,8 +278,8 @@ class Axis:
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start a reduce-scatter, which sums `x` [P n] over the ranks and writes this rank's part of the sum to `out`
-        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits for `out` immediately (gloo
-        is asynchronous in either case)."""
+        [n]. `out` is complete after the wait. With NCCL and without `async_op`, the current stream waits for `out`
+        immediately; gloo is asynchronous in either case."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)

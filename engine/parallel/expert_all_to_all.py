@@ -2,9 +2,9 @@
 
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
 method, for an ep axis that spans nodes, has two hops. The first hop stays within the node and goes to the rank that has
-the same local index as the destination. The second hop goes between nodes, to the destination, which has the same local
-index as the sender. So each node sends fewer and larger messages. With both methods, an expert receives its rows in the
-order of their source ranks, so the two methods give bit-identical results.
+the same local index as the destination. The second hop crosses nodes: it goes to the destination, which has the same
+local index as the rank that forwards the rows. So each node sends fewer and larger messages. With both methods, an
+expert receives its rows in the order of their source ranks, so the two methods give bit-identical results.
 
 `plan_dispatch` computes everything that has no gradient: the counts and the order of rows. A recomputed forward pass
 reuses this plan. `plan_dispatch` counts and scatters rows without sorting. The counts of the first hop are sent before
@@ -53,8 +53,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Hop:
-    """One all-to-all of rows over one axis, and the order in which the next hop or the experts need the received
-    rows."""
+    """One all-to-all of rows over one axis, and the permutation that brings the received rows into the order that the
+    next hop or the experts need."""
 
     axis: Axis
     send: list[int]
@@ -68,8 +68,9 @@ class Dispatch:
     """The plan for the (token, expert) pairs that are not dropped, as rows sorted by destination.
 
     `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs are not dropped; None: no pair is
-    dropped. `filled`: the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether K < E. If
-    so, sums are computed over the K pairs of each token, otherwise (expert choice) row by row.
+    dropped. `filled`: a tensor with the number of rows that contain a pair; None if all N rows do. `by_token`: True if
+    K < E; outputs are then summed over the K pairs of each token. Otherwise (expert choice), outputs are added row by
+    row.
     """
 
     rows_TK: Tensor
@@ -90,8 +91,8 @@ class Dispatch:
         return Sent(first.start(rows), first)
 
     def run(self, sent: "Sent", experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The expert output of each row, [N, D]. `experts` is called with the rows, sorted by local expert, and with
-        the offsets."""
+        """The expert output of each row, [N, D]. Calls `experts` with the rows, sorted by local expert, and with the
+        index at which each expert's rows end."""
         rows = sent.rows if sent.first is None else sent.first.wait(sent.rows)
         for n, hop in enumerate(self.hops):
             rows = rows if n == 0 else all_to_all(rows, hop.send, hop.receive, hop.axis)
@@ -184,8 +185,9 @@ def _by_rank(counts: Tensor) -> Tensor:
 
 
 def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Returns the permutation, [rows], that rearranges blocks of rows so that `dim` is outermost, and its inverse. The
-    blocks are in row-major order of `counts`, which contains the number of rows of each block."""
+    """Returns a permutation [rows] that reorders blocks of rows so that dimension `dim` of `counts` becomes the
+    outermost, and the inverse permutation. The blocks are in row-major order of `counts`, which contains the number of
+    rows of each block."""
     flat = counts.flatten()
     blocks = torch.arange(len(flat), device=flat.device)
     moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
@@ -234,7 +236,7 @@ def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) ->
 
 
 def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
-    """The values of (token, expert) pairs in the order of the rows, [N]; 0 for rows without a pair."""
+    """The values of the (token, expert) pairs, reordered from [T, K] to rows [N]; 0 for rows without a pair."""
     rows = plan.rows_TK
     if plan.keep_TK is not None:
         rows = rows.masked_fill(~plan.keep_TK, len(plan.tokens_N))
@@ -243,8 +245,7 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """`rows_ND` in which all rows with an index of `filled` or higher are zero, because the experts do not write those
-    rows."""
+    """`rows_ND` with zeros in all rows from index `filled` on, because the experts do not write these rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 

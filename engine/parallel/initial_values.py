@@ -35,8 +35,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed initial values of a part of a parameter: the rows from `row` on, and the columns in the
-    range `columns`. `shape` is the shape of the whole parameter."""
+    """Normally distributed initial values for one part of a parameter: the rows from index `row` on, restricted to the
+    columns in the range `columns`. `shape` is the shape of the whole parameter."""
 
     name: str
     shape: tuple[int, ...]

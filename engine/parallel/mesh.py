@@ -1,5 +1,5 @@
-"""The two device meshes of a run (dense and expert, over the same ranks) and the mesh axes, whose traffic is
-metered."""
+"""The two device meshes of a run (one for dense and one for expert parameters, over the same ranks), and the mesh axes,
+which meter their traffic."""
 
 import msgspec
 import torch
@@ -16,7 +16,8 @@ from engine.planner.hardware.description import MeasuredCollective
 
 
 class World:
-    """Process groups and meshes of one rank. The default process group must be initialised and have `grid.world` ranks.
+    """The process groups and device meshes of one rank. The default process group must be initialised and have
+    `grid.world` ranks.
 
     If `ep_inner` is given, token rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between
     groups. If `ends` is True, an additional axis connects the first and the last rank of each pipeline.
@@ -92,8 +93,8 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 
 
 def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
-    """The process group of the ranks that have this rank's coordinates on all axes other than `axes`. The meshes are
-    not used here, because they have no cp axis: cp is part of fsdp."""
+    """The process group of the ranks that have this rank's coordinates on all axes other than `axes`. The group is not
+    taken from a device mesh, because the meshes have no cp axis: cp is part of fsdp."""
     groups = grid.groups(*axes)
     return _own_group(groups) if len(groups[0]) > 1 else None
 

@@ -84,9 +84,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Advice:
-    """`ranked`: the changes that are likely to make steps faster, best first; undecided ones come last. `left_out`: one
-    sentence for each change that a trial refuted or that does not fit into memory; `unknown`: changes without a
-    predicted time."""
+    """`ranked`: the changes that are likely to make steps faster, best first; changes that may also bring no gain come
+    last. `left_out`: one sentence for each change that a trial refuted or that does not fit into memory; `unknown`:
+    changes without a predicted time."""
 
     bottleneck: Bottleneck | None
     ranked: list[Ranked]
@@ -96,13 +96,13 @@ class Advice:
 
     @property
     def candidates(self) -> list[Ranked]:
-        """The ranked changes that may be the best: the first, and those whose maximum gain exceeds the minimum gain of
-        the first."""
+        """The ranked changes that may turn out to be the best: the first one, and each one whose maximum gain exceeds
+        the minimum gain of the first."""
         return [one for one in self.ranked if one is self.ranked[0] or one.most > self.ranked[0].least]
 
 
 def bottleneck(evidence: Evidence) -> Bottleneck:
-    """Memory if it is nearly full, else the cause that takes the largest share of a step."""
+    """The bottleneck: memory if it is nearly full, else the cause that takes the largest share of a step."""
     step = evidence.step_ms
     exposed = {axis: ms for axis, ms in evidence.exposed_ms.items() if axis in EXCHANGES}
     found = [
@@ -152,8 +152,8 @@ def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
     """Rank the candidates that are likely to make steps faster: first those whose minimum gain is above 0, sorted by
-    that gain, then the undecided ones, sorted by their likely gain. `refuted`: changes that brought no gain when this
-    run tried them, with the measured outcome."""
+    that gain, then the others, sorted by their likely gain. `refuted`: changes that brought no gain when this run tried
+    them, with the measured outcome."""
     ranked, left_out, unknown = [], [], []
     for one in candidates:
         measured = next((text for changes, text in refuted if changes == one.changes), None)

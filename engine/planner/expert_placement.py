@@ -21,8 +21,8 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """The expert map for `goal`, a key of GOALS. The result is deterministic: from the same counts, all ranks plan the
-    same map.
+    """Plan the expert map for `goal`, a key of GOALS. The result is deterministic: from the same counts, all ranks plan
+    the same map.
 
     For the goals "load" and "traffic", the highest load of a rank does not exceed that under the map `now`, and few
     experts move.
@@ -43,7 +43,7 @@ def imbalance(logical: Map, sent: Sent) -> float:
 
 
 def local_share(logical: Map, sent: Sent) -> float:
-    """The share, 0..1, of the (token, expert) pairs whose expert is on the rank of the token."""
+    """The share (0 to 1) of the (token, expert) pairs in which the token and the expert are on the same rank."""
     ranks = _ranks_of(logical, len(sent))
     stays = sent[ranks, np.arange(len(ranks))].sum()
     return float(stays / sent.sum()) if sent.any() else 0.0
@@ -56,7 +56,8 @@ def experts_of(logical: Map, ep: int, of: int) -> list[int]:
 
 
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
-    """The slots of each rank of a stage. The rank with index i over efsdp and j over ep has the number i x ep + j.
+    """The slots of each rank of a stage. The ranks are numbered i x ep + j, where i is the rank's index over efsdp and
+    j is its index over ep.
 
     The experts of an ep rank are stacked in one tensor, which is split along dim 0 as by `torch.chunk`; the last chunks
     may be empty.
@@ -108,7 +109,7 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 def _localized(now: list[int], sent: Sent) -> list[int]:
     """The rank of each expert, chosen so that few (token, expert) pairs are sent between ranks. A greedy search starts
     from the balanced map and repeatedly swaps the two experts whose swap makes the most pairs local, until no swap
-    makes more pairs local. The highest load of a rank is at most SLACK times that under the balanced map.
+    makes more pairs local. The highest load of a rank is at most SLACK times the highest load under the balanced map.
     """
     rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
@@ -131,8 +132,8 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of` and `now`: for each
-    expert, its planned group and its current rank."""
+    """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of`: the planned group of
+    each expert. `now`: the current rank of each expert."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 The weight of a layer is the number of multiply-adds per token in its forward pass. The backward pass needs twice as
 many multiply-adds in every layer, so counting them would not change the split. The embedding is a lookup and costs
-little. The head costs D V multiply-adds, which can be as much as several layers.
+little. The head costs D V multiply-adds, which can be as many as those of several layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,8 +71,8 @@ def _best_split(
 ) -> tuple[float, list[range]]:
     """The minimum cost over all splits, and the split with this cost. `join` combines the stage weights of a split into
     its cost. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
-    programming: for one stage after another, it tries every layer as the first layer of the stage. If several layers
-    give the same cost, the last of them is chosen."""
+    programming: for one stage after another, it tries every layer as the first layer of the stage. If several of these
+    layers give the same minimum cost, the last one is chosen."""
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.
     best = join(np.zeros(layers + 1), stage_weight[:, 0])

@@ -4,7 +4,7 @@ The predicted time of a step is the sum of computation time C and exchange time 
 X + o: factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not
 predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
 collectives, and for the time outside the pipeline. The equations are weighted by the accuracy of their measurements.
-The non-negative least squares solution of these equations gives a, b and o.
+The values of a, b and o are the non-negative least-squares solution of these equations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,8 @@ LIKELY = 1.645  # half of a 90 % interval, in standard errors
 class Parts(NamedTuple):
     """Predicted seconds of a step. `compute` and `exchange`: the time that the slowest rank's pipeline actions spend in
     computation and in communication. `stretch`: factor by which the bubble extends the time of the actions. `sends`:
-    exposed sends between pipeline stages. `outside_compute` and `outside_exchange`: computation and communication
-    outside the pipeline, once per step."""
+    exposed time of sends between pipeline stages. `outside_compute` and `outside_exchange`: computation and
+    communication outside the pipeline, once per step."""
 
     compute: float
     exchange: float
@@ -118,8 +118,8 @@ def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], floa
 def _non_negative(
     rows: Sequence[tuple[float, float, float]], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Non-negative least squares with three unknowns: for every subset of the unknowns, fixes the others at zero and
-    solves; returns the best non-negative solution."""
+    """Non-negative least squares with three unknowns: solves for every non-empty subset of the unknowns, with the
+    others fixed at zero, and returns the best solution that has no negative value."""
     matrix, right = np.array(rows), np.array(values)
     best, least = np.zeros(3), float(right @ right)
     for count in (3, 2, 1):

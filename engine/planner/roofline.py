@@ -48,8 +48,8 @@ def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float
     """CCR of data parallelism for a rank that processes `tokens` tokens in a step.
 
     A model with N parameters takes 6 N FLOPs per token. In a ring all-reduce over many ranks, a rank sends 2 N gradient
-    elements of `width` bytes each, so N cancels. A mixture-of-experts model uses only `active_share` of its parameters
-    for a token, but sends all gradients.
+    elements of `width` bytes each, so N cancels out of the CCR. A mixture-of-experts model uses only `active_share` of
+    its parameters for a token, but sends all gradients.
     """
     return 6 * tokens * active_share / (2 * width)
 
@@ -61,8 +61,8 @@ def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """The load that a job puts on one level of links. `bytes` and `messages`: bytes and messages that a rank sends in a
-    step, by axis."""
+    """The load that a job puts on one level of links. `bytes` and `messages`: by axis, the number of bytes and of
+    messages that a rank sends in a step."""
 
     link: Link
     flops: float  # FLOPs that a rank computes in a step
@@ -85,7 +85,8 @@ class Level:
 
     @property
     def seconds(self) -> dict[Regime, float]:
-        """Seconds of a step if it were limited only by computation, only by bandwidth, or only by message latency."""
+        """The time in seconds that a step would take if it were limited only by computation, only by bandwidth, or only
+        by message latency."""
         return {
             "compute": self.flops / self.flops_per_s,
             "network": self.sent / self.bytes_per_s,
@@ -114,8 +115,8 @@ def roofline(
     job: Job, hardware: Hardware, release: str | None = None, pp: int | None = None
 ) -> tuple[Level, ...]:
     """The load of a rank at pipeline coordinate `pp` on the innermost and on the outermost level of links. `pp` None:
-    the first or the last pipeline rank, whichever sends more. The collectives are the ones from which step times are
-    predicted (`engine.planner.workload.communication.exchanges`)."""
+    the first or the last pipeline rank, whichever sends more. The load is computed from the same collectives as the
+    predicted step time (`engine.planner.workload.communication.exchanges`)."""
     efficiency, device = hardware.efficiency, hardware.device
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
     links = (hardware.links[0], hardware.links[-1]) if len(hardware.links) > 1 else (hardware.links[0],)
@@ -139,14 +140,14 @@ def roofline(
 
 
 class Load(NamedTuple):
-    """Bytes and number of messages that a rank sends over one level of the network in a step, by axis."""
+    """By axis, the number of bytes and the number of messages that a rank sends over one level of links in a step."""
 
     bytes: dict[str, float]
     messages: dict[str, float]
 
 
 def _loads(exchanges: list[Exchange], hardware: Hardware) -> tuple[Load, Load]:
-    """The loads that `exchanges` cause on the inner and on the outer level of links."""
+    """The load that `exchanges` put on the inner level of links, and the load that they put on the outer level."""
     both = Load({}, {}), Load({}, {})
     for one in exchanges:
         parts = sent_by_level(one.kind, one.bytes, one.copies, one.ranks, one.stride, hardware)

@@ -28,7 +28,7 @@ Turn = tuple[Act, ...]
 
 
 def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
-    """The turns (groups of actions) of `rank` under the schedule `name`, in the order in which they run."""
+    """The turns of `rank` in the schedule `name`, in execution order. A turn is a group of actions."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
@@ -77,7 +77,8 @@ def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """The interleaved schedule (Narayanan et al. 2021): several stages per rank, in rounds of about p micro-batches."""
+    """The interleaved schedule (Narayanan et al. 2021). Each rank has several stages, and runs about p micro-batches on
+    one stage before it goes on to its next stage."""
     return _in_rounds(rank, p, v, m, hop=2, backward="B")
 
 
@@ -106,9 +107,10 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """The ZB-V schedule (Qi et al. 2023, section 6): two stages per rank in a V, with a split backward pass. There is
-    no bubble if F, I and W take equal times. For fewer than 2 p - 1 micro-batches, the order for 2 p - 1 micro-batches
-    is used, and the actions of micro-batches m and above are left out."""
+    """The ZB-V schedule (Qi et al. 2023, section 6): two stages per rank in a V, so that rank 0 has the first and the
+    last stage, and a split backward pass. There is no bubble if F, I and W take equal times. For fewer than 2 p - 1
+    micro-batches, the order for 2 p - 1 micro-batches is used, and the actions of micro-batches m and above are left
+    out."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -131,8 +133,9 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """The DualPipeV schedule (half of DualPipe, DeepSeek-AI 2024): two stages per rank in a V. In the steady state, a
-    turn is the forward pass of one of the rank's stages and the backward pass of the other."""
+    """The DualPipeV schedule (half of DualPipe, DeepSeek-AI 2024): two stages per rank in a V, so that rank 0 has the
+    first and the last stage. In the steady state, a turn is the forward pass of one of the rank's stages and the
+    backward pass of the other."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -215,7 +218,8 @@ class ScheduleClock:
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [action,
-        case]; the cases, such as the pipelines of a run, are independent of each other and computed together."""
+        case]. Each case, such as one pipeline of a run, is an independent simulation; all cases are computed
+        together."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]

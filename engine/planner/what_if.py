@@ -28,8 +28,8 @@ UNKNOWN_TIME = "unknown without a machine: give --hardware NAME or FILE, or [har
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The predicted memory, traffic and step time of a job. `bytes`: bytes that rank 0 sends in a step, by axis. `time`
-    is None if no hardware is given."""
+    """The predicted memory, traffic and step time of a job. `bytes`: by axis, the number of bytes that rank 0 sends in
+    a step. `time` is None if no hardware is given."""
 
     job: Job
     memory: MemoryPlan
@@ -115,12 +115,13 @@ def assumed_hardware(layout: Layout) -> Hardware | None:
 
 
 def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
-    """The hardware description with the times of the all-reduce algorithms that the layout uses."""
+    """The hardware description for a run; if the layout sets `run.collectives`, an all-reduce takes the time of the
+    fastest measured algorithm."""
     return with_chosen(hardware) if hardware and layout.run.collectives else hardware
 
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
-    """The hardware description for a run: the one that the layout's [hardware] section names, else that of the known
+    """The hardware description for a run: the machine that the layout's [hardware] section names, else the known
     machine with this device. If neither exists, or if the device has no peak rate at the layout's precision, returns
     the description of a CPU with `cores` cores that the ranks share. The speeds are initial values, which are later
     corrected from the measured steps of the run. The memory size of the CPU is only an assumption."""

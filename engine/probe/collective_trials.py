@@ -61,8 +61,8 @@ def measure(context: RankContext, settings: Settings, say: Callable[[str], None]
 
 
 def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, Callable[[], Operation]]:
-    """For each collective, algorithm, and buffer size in `settings`, a function that prepares the operation to be
-    measured."""
+    """One trial for each collective, algorithm and buffer size in `settings`. The function for a trial returns the
+    operation to be measured."""
     found: dict[Trial, Callable[[], Operation]] = {}
     for kind in settings.kinds:
         for name in [TORCH, *([DIRECT] if device.type == "cpu" else []), *names(kind, settings.node)]:
@@ -88,7 +88,7 @@ def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.devic
 
 def _own(axis: Axis, x: torch.Tensor, part: torch.Tensor) -> Iterator[tuple[tuple[str, str], Operation]]:
     """Yield (collective, algorithm) and the operation to be measured, for torch's collectives (`TORCH`) and for the
-    `Axis` methods that can replace each of them on gloo with one all-to-all (`DIRECT`)."""
+    methods of `Axis` that run the same collective as one all-to-all on gloo (`DIRECT`)."""
     group = axis.group
     yield ("all_reduce", TORCH), lambda: dist.all_reduce(x, group=group)
     yield ("reduce_scatter", TORCH), lambda: dist.reduce_scatter_tensor(part, x, group=group)

@@ -45,7 +45,7 @@ MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=2
 
 @dataclass(frozen=True)
 class Kernels:
-    """The measured speed of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank
+    """The measured speed of one rank. `efficiency`: fractions of `peak` and `memory_bandwidth` that the rank
     reaches."""
 
     peak: float  # FLOP/s of a large square matmul
@@ -69,7 +69,7 @@ class OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Calls:
-    """The operations that are timed on a rank, and the rates that follow from their times."""
+    """The operations that `engine probe` times on a rank, and the computation of the rates from their times."""
 
     def __init__(self, layout: Layout, device: torch.device, short: bool = False):
         kind, dtype = device.type, DTYPES[layout.train.precision]
@@ -88,7 +88,8 @@ class Calls:
         self._head_dim = width
 
     def rates(self, seconds: Mapping[str, float], watch: Stopwatch) -> Kernels:
-        """Compute the rates from the seconds of each operation in `makes`. All ranks must call this."""
+        """Compute the rates from `seconds`, the measured time of each operation in `makes`. All ranks must call this
+        method."""
         with OperationCount() as counted:
             self._layer()
         squares = [(n, seconds[f"product {n} x {n}"]) for n in self._squares]
@@ -123,7 +124,7 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
     `points` are (n, seconds) of n x n matmuls. Such a matmul takes 2 n^3 (1 + 3 half / n) / rate seconds, so its time
     per FLOP is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured
-    rate. Given this rate, the time of each matmul yields one value of `half`; their median is returned.
+    rate. With this rate, the formula is solved for `half` for each matmul; the median of these values is returned.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)
@@ -133,9 +134,9 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the small model `MIDDLE`; `seconds` is the measured time of its forward pass,
-    loss and backward pass. The time of the pointwise work is estimated as `seconds` minus the time of matmuls,
-    attention and dispatches, but at least a tenth of `seconds`."""
+    """Memory bandwidth (bytes/s) that pointwise operations reach in the small model `MIDDLE`; `seconds` is the measured
+    time of its forward pass, loss and backward pass. Pointwise operations are assumed to take `seconds` minus the
+    predicted time of matmuls, attention and dispatches, but at least a tenth of `seconds`."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

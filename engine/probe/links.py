@@ -32,7 +32,7 @@ WIDTH = 4  # bytes of an element
 
 
 def strides(grid: Grid) -> dict[str, int]:
-    """By axis, the difference between the global ranks of two neighbours on the axis."""
+    """The stride of each axis: the difference between the global ranks of two neighbours on the axis."""
     return {
         "tp": 1,
         "cp": grid.tp,
@@ -63,7 +63,8 @@ def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operati
     """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at the same time.
 
     On a CPU, each call first computes a matmul. In a training step, collectives also follow computation, and ranks that
-    share cores reach a collective at different times. `WORK` is the matmul alone; `fitted` subtracts its time.
+    share cores reach a collective at different times. The call `WORK` runs only the matmul; `fitted` subtracts the time
+    of `WORK` from the times of the other calls.
     """
     work = _work() if world.device.type == "cpu" else None
     alone: dict[Call, Callable[[], Operation]] = {WORK: lambda: work} if work else {}
@@ -85,7 +86,7 @@ def _work() -> Operation:
 
 
 def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
-    """An operation that runs `work`, if it is given, and then the operation that `make` returns."""
+    """An operation that runs `work` (if not None) and then the operation created by `make()`."""
     call = make()
 
     def both() -> None:
@@ -136,7 +137,8 @@ def _there_and_back(axis: Axis, message: Tensor) -> None:
 
 
 def fitted(world: World, seconds: Mapping[Call, float], gloo: bool) -> Iterator[MeasuredCollective]:
-    """Latency and seconds per byte of each collective, for each algorithm that the engine picks."""
+    """Fit the latency and the seconds per byte of each collective, separately for each algorithm that the engine uses
+    for it."""
     points: defaultdict[tuple[str, str], list[Point]] = defaultdict(list)
     work = seconds.get(WORK, 0.0)
     for call, taken in seconds.items():

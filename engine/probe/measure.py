@@ -31,8 +31,8 @@ from engine.rendezvous import RankContext, usable_cores
 
 @dataclass(frozen=True)
 class Effort:
-    """The extent of the measurements: sizes of the collectives in bytes, seconds that a batch of calls lasts, and
-    number of batches.
+    """How thorough the measurement is: buffer sizes of the collectives in bytes, seconds per batch of calls, and number
+    of batches and passes. `short`: fewer matmul sizes.
     """
 
     sizes: tuple[int, ...] = links.SIZES
@@ -96,9 +96,8 @@ def describe(
     found: Kernels,
     collectives: tuple[MeasuredCollective, ...],
 ) -> Hardware:
-    """Build the hardware description from the measured rates. If the GPU's data sheet is known and gives a higher rate
-    than the measured one, the peak is the data sheet's rate, and the measured rate is stored as a share of it;
-    otherwise the peak is the rate that a large matmul reached."""
+    """Build the hardware description from the measured rates. The peak is the measured rate of large matmuls or, if it
+    is known and higher, the rate in the GPU's data sheet. The measured rate is stored as a share of the peak."""
     precision, cpu = layout.train.precision, device.type == "cpu"
     sheet = matmul_peak(device, precision)
     peak = sheet if sheet and sheet > found.peak else found.peak
@@ -138,9 +137,10 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """The links within a machine and the links between machines, each as one level. A level on which no collective was
-    measured is left out; if both are, one level with assumed values is returned. The planner uses these links for
-    layouts whose collectives were not measured. Latency and bandwidth are medians over the measured collectives."""
+    """The links within a machine and the links between machines, each as one level. A level is left out if no
+    collective was measured on it; if no collective was measured at all, one level with assumed values is returned. The
+    planner uses these links for layouts whose collectives were not measured. Latency and bandwidth are medians over the
+    measured collectives."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []

@@ -28,9 +28,9 @@ Interval = tuple[float, float, float]
 
 
 class Settings(Struct, frozen=True):
-    """What to measure. `sizes`: bytes of the whole buffer, after a gather or before a reduction. `node`: number of
-    ranks per node, for hierarchical algorithms; None: do not measure these. `algorithms`: algorithms to measure; empty:
-    all."""
+    """What to measure. `sizes`: sizes in bytes of the whole buffer, which is the output of an all-gather and the input
+    of a reduction. `node`: number of ranks per node, for hierarchical algorithms; None: do not measure these.
+    `algorithms`: algorithms to measure; empty: all."""
 
     ranks: int
     node: int | None = None
@@ -60,7 +60,8 @@ class Trial(NamedTuple):
 
 
 class Measured(Struct, frozen=True):
-    """Seconds per call in each batch, on the slowest rank. `cores`: None on GPUs."""
+    """The measured times. `batches`: for each collective, the seconds per call in each batch of calls, on the slowest
+    rank. `cores`: None on GPUs."""
 
     backend: str
     cores: int | None
@@ -79,8 +80,9 @@ class Time(Struct, frozen=True):
 
 class Fit(Struct, frozen=True):
     """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds per message and
-    per byte sent; None if it is not known how many messages and bytes the algorithm sends. The row `ALL` has one alpha
-    and one beta for all algorithms with a known number of messages. `error`: median relative deviation."""
+    per byte sent; None if it is not known how many messages and bytes the algorithm sends. With the algorithm `ALL`,
+    one alpha and one beta are fitted to all algorithms whose number of messages is known. `error`: median relative
+    deviation."""
 
     kind: str
     algorithm: str
@@ -123,8 +125,9 @@ class Series(NamedTuple):
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """Bytes and seconds of one message, with one time for each size. A line fitted to these points has the same
-        relative error as a line fitted to the times of whole collectives."""
+        """The bytes and seconds of one message, for each buffer size; `middle` reduces the times of the batches to one
+        time. A line fitted to these points has the same relative error as a line fitted to the times of whole
+        collectives."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()
@@ -222,7 +225,8 @@ def _bands(rows: Sequence[MeasuredCollective]) -> Iterator[Band]:
 
 
 def added(hardware: Hardware, found: Report, rows: Sequence[MeasuredCollective]) -> Hardware:
-    """The hardware description with these rows; the rows replace earlier rows of the same collective and group."""
+    """The hardware description with `rows` added; they replace earlier rows for the same collective and the same group
+    of ranks."""
     measured = hardware.measured or Measurement(ranks=found.ranks, cores=found.cores, backend=found.backend)
     new = {(row.kind, row.ranks, row.stride) for row in rows}
     kept = [row for row in measured.algorithms if (row.kind, row.ranks, row.stride) not in new]

@@ -48,11 +48,11 @@ class Stopwatch:
     def batches(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, list[float]]:
-        """Seconds per call of each operation, for each of its batches of calls. `makes`: by key, a function that
-        prepares the operation and returns it.
+        """The seconds per call of each operation, with one value for each batch of calls. `makes` maps each key to a
+        function that prepares an operation and returns it.
 
-        Each pass runs some batches of every operation, so that a disturbance of a few seconds affects a few batches of
-        several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.
+        Each pass runs some batches of every operation, so a disturbance of a few seconds slows a few batches of several
+        operations, not all batches of one operation. Raises Stopped on all ranks if one rank was asked to stop.
         """
         times: defaultdict[Key, list[float]] = defaultdict(list)
         for turn in range(self._passes):

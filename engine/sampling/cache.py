@@ -1,8 +1,8 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
 Grouped-query attention caches the keys and values of this tp rank's heads. Latent attention caches the whole latent and
-the rotated shared key on each tp rank. The latent and the key have r + R elements per token and layer, for all heads
-together.
+the rotated shared key on each tp rank. The latent and the key together have r + R elements per token and layer,
+whatever the number of heads.
 
 Sequence parallelism is used, so the tokens of a pass are padded to a multiple of tp. The padding follows the new
 tokens; it is removed before attention and is not cached.
@@ -67,8 +67,8 @@ class Caches:
 
     @contextmanager
     def next(self, count: int) -> Iterator[None]:
-        """Context manager for a forward pass of the stages on the next `count` tokens of each sequence, which are
-        padded to a multiple of tp tokens."""
+        """Context manager: in its body, the stages run a forward pass on the next `count` tokens of each sequence,
+        using and extending the caches. The input of the stages is these tokens, padded to a multiple of tp tokens."""
         for attention, cache in self._layers:
             attention.cached = partial(cache.attend, start=self.length, count=count)
         try:
@@ -89,8 +89,8 @@ class KeyValueCache:
         self.stored = torch.zeros(shape, dtype=dtype, device=rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
-        """Attention of `count` new tokens from position `start` over all positions so far, [B, s, D]. Caches the keys
-        and values of the new tokens."""
+        """Run attention for `count` new tokens, the first at position `start`, over the cached and the new positions;
+        returns [B, s, D]. Caches the keys and values of the new tokens."""
         attention, end = self._attention, start + count
         x_BSD = gather_sequence(x_BsD, attention.tp)
         heads = attention.heads(x_BSD[:, :count], self._rope[:, start:end])

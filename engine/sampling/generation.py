@@ -47,8 +47,8 @@ class Generated:
 
     @property
     def decode_rate(self) -> float | None:
-        """Generated tokens per second, over all sequences, without the first token of each sequence; None if there are
-        no other tokens."""
+        """Decoded tokens per second, summed over all sequences. The first token of each sequence is not counted,
+        because the prefill generates it. None if no further tokens were generated."""
         count = len(self.tokens) * (len(self.tokens[0]) - 1)
         return count / self.decode_s if count else None
 

@@ -1,4 +1,4 @@
-"""Runs the model of a live training run with attention caches, so that it can generate text, in any layout of the run.
+"""Runs the model of a live training run with attention caches, in order to generate text. Works in every layout.
 Replicas and cp ranks all run the same tokens: each cp rank runs the whole sequence, because a few tokens cannot be
 split over cp as in training. The tokens of a pass are padded to a multiple of tp.
 

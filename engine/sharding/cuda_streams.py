@@ -1,7 +1,8 @@
 """Synchronises CUDA streams around gradient reductions. On the CPU these functions do nothing.
 
-FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward pass. If the
-compute stream reads the results of earlier reductions, the engine must synchronise the streams itself.
+FSDP2 reduces gradients on a separate CUDA stream. FSDP2 makes the compute stream wait for these reductions only after
+the last backward pass. If the compute stream reads the results of earlier reductions, the engine must synchronise the
+streams itself.
 """
 
 import torch
@@ -22,7 +23,7 @@ def wait_for_write(written: WriteEvent) -> None:
 
 
 def keep_for_current_stream(x: Tensor) -> None:
-    """Prevent reuse of the memory of `x`, which was allocated on another stream, until the current stream has finished
-    with it."""
+    """Keep the allocator from reusing the memory of `x`, which was allocated on another stream, until the current
+    stream has finished with `x`."""
     if x.is_cuda:
         x.record_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
 """Allocates and fills the shards of parameters that were created on the meta device.
 
-A rank never holds a whole parameter. At the start, the peak memory of a rank consists of its shards, one block of
-initial values (`engine/parallel/initial_values.py`) and, where FSDP pads uneven shards, one more shard.
+A rank never holds a whole parameter. When a run starts, the peak memory of a rank consists of the rank's shards, one
+block of initial values (`engine/parallel/initial_values.py`) and, where FSDP pads uneven shards, one more shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +53,8 @@ class Unfilled:
 
 def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. Like `to_empty`, this uses
-    `nn.Module._apply`, which replaces the parameters; FSDP2 overrides `_apply` and then uses the new parameters. A
-    weight that two modules share stays shared."""
+    `nn.Module._apply`, which replaces the parameters; FSDP2 overrides `_apply` and then uses the new parameters. If
+    two modules share a weight, they still share it afterwards."""
     by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):

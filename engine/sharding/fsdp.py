@@ -45,8 +45,8 @@ class Shards:
     With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
     overlaps with the computation of other units, and ZeRO 3 can free gathered units. The embedding, the last norm and a
     tied head belong to the root unit of their stage. Without `by_block`, the experts of a stage are one unit and the
-    rest of the stage is another. A pipeline reduces once per step, when no computation is left to overlap with, so
-    fewer units are faster.
+    rest of the stage is another. With a pipeline, gradients are reduced once per step, when there is no computation
+    left to overlap with, so fewer units are faster.
 
     FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
     Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage,
@@ -112,9 +112,9 @@ class Shards:
 
     def _prefetch(self) -> None:
         """In ZeRO 3, each block starts gathering its experts and the next unit before it computes. By default, FSDP2
-        gathers a unit only when the host reaches it; with ep, this would be after the host has waited for the row
-        counts of the all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding
-        unit is early enough.
+        gathers a unit only when the host reaches it. With ep, this would be too late, because the host first waits for
+        the row counts of the all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the
+        preceding unit is early enough.
 
         Expert units do not prefetch other units, because with full recompute their forward pass also runs during the
         backward pass of their block.
@@ -151,8 +151,8 @@ class Shards:
             unit.forget_forwards()
 
     def before_backward(self, last: bool) -> None:
-        """Prepare for a backward pass. Runs without a pipeline call this between the forward and the backward pass of
-        each micro-batch; runs with a pipeline do not call it."""
+        """Prepare for a backward pass. In runs without a pipeline, call this method for each micro-batch, between the
+        forward and the backward pass. In runs with a pipeline, do not call it."""
         reduces = last or self.zero >= 2
         for root in self._roots:
             root.set_is_last_backward(last)
@@ -195,7 +195,7 @@ def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
-    """For each parameter name, whether the parameter belongs to an expert."""
+    """Maps each parameter's name to whether the parameter belongs to an expert."""
     inside = {
         f"{prefix}.{name}"
         for stage in stages

@@ -1,9 +1,10 @@
 """Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
-On gloo the collectives are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits
-for a reduce-scatter before using the gradients. On NCCL, FSDP2 overlaps the collectives on its own CUDA streams. With
-`async_op`, FSDP2 calls a collective on the compute stream, and waits for the returned `Work` when the unit runs.
-Without `async_op`, no `Work` is returned: if one were returned, FSDP2 would not wait for its own streams.
+On gloo, the collectives run in the background. FSDP2 waits for a gather when the unit runs, and `GradientReductions`
+waits for a reduce-scatter before using the gradients. On NCCL, FSDP2 runs the collectives on its own CUDA
+streams, so that they overlap with computation. With `async_op`, FSDP2 calls a collective on the compute stream, and
+waits for the returned `Work` when the unit runs. Without `async_op`, the collectives return None, because if they
+returned a `Work`, FSDP2 would not wait for its own streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """Base of the custom collectives that FSDP2 calls, with the method by which FSDP2 allocates their buffers. torch
-    has such a base class, but does not export it."""
+    """Base class of the custom collectives for FSDP2. FSDP2 calls `allocate` to allocate their buffers. torch has such
+    a base class, but does not export it."""
 
     def __init__(self, axis: Axis):
         self.axis = axis

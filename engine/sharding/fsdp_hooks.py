@@ -1,7 +1,8 @@
 """Reductions of FSDP2 gradients: over the ranks of a replica, over micro-batches, and over the replicas.
 
 FSDP2 (torch 2.13) reduces a unit in two calls: first a custom reduce-scatter from a flat gradient into a flat `output`,
-then the all-reduce hook with that `output`. The gradients of the unit become views of `output`. At that point FSDP2
+then the all-reduce hook with that `output`. The gradients of the unit's parameters become views of `output`. At that
+point FSDP2
 does not read the values of the gradients (it does not convert the dtype and does not divide), so `output` may be filled
 later.
 
@@ -65,14 +66,14 @@ class FsdpUnit:
                 start += prod(shape)
 
     def finish_gather(self) -> None:
-        """Wait for a gather that no forward pass has used. Otherwise the next forward pass would use the result of this
-        gather, which is outdated by then. For example, validation gathers the averaged weights of all units, but does
-        not run the multi-token prediction modules."""
+        """Wait for a gather whose weights no forward pass has used. Without this call, the next forward pass would use
+        the outdated weights from this gather. For example, validation gathers the averaged weights of all units, but
+        does not run the multi-token prediction modules."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
 
     def forget_forwards(self) -> None:
-        """Forget the forward passes since the last backward pass. FSDP2 records forward passes in order to prefetch
+        """Clear FSDP2's record of the forward passes since the last backward pass. FSDP2 uses this record to prefetch
         units in the backward pass. Without this call, FSDP2 would also prefetch for forward passes that have no
         backward pass."""
         for group in param_groups(self.module):
@@ -165,7 +166,8 @@ class GradientReductions:
 
 
 def param_groups(module: FSDPModule) -> Sequence[Any]:
-    """FSDP2's parameter groups of `module`. FSDP2 stores a list; older versions of torch store one group or None."""
+    """FSDP2's parameter groups of `module`. FSDP2 stores them in a list; older versions of torch store
+    one group or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

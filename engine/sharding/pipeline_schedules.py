@@ -48,8 +48,7 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A pipeline stage whose actions and sends are metered, and which sums gradients in the same way under every
-    schedule."""
+    """A pipeline stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -92,8 +91,8 @@ class MeteredStage(PipelineStage):
 class Pipeline:
     """Runs the micro-batches of a step, forward and backward, over all stages.
 
-    `prepare` builds the plan for a schedule and a micro-batch count (1.5-5 ms); assigning the result to `plan` puts it
-    into use.
+    `prepare` builds the plan for a schedule and a micro-batch count, which takes 1.5-5 ms. A plan takes effect when it
+    is assigned to the attribute `plan`.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for a run with several pipeline stages: a schedule of `torch.distributed.pipelining`. A stage's
+    """The plan for a run with several pipeline stages: run a schedule of `torch.distributed.pipelining`. A stage's
     gradients are reduced after the stage's last backward pass."""
 
     def __init__(

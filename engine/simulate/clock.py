@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted times of a step in seconds, without noise. `own`: fraction of each action's time that is computation.
-    `exposed`: by axis, the fraction of each action's time that is exposed collectives. `collectives`: seconds per step
-    in all collectives, exposed or hidden, by axis and pipeline rank. `heat`: extra computation of the most loaded
-    expert rank, as a fraction of its computation with an even load."""
+    """Predicted times of a step in seconds, without noise. `own`: fraction of each action's time spent on computation.
+    `exposed`: by axis, the fraction of each action's time spent in exposed collectives. `collectives`: seconds per step
+    in all collectives, exposed or hidden, by axis and pipeline rank. `heat`: extra computation of the most loaded ep
+    rank, as a fraction of that rank's computation under an even load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
@@ -44,8 +44,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step in seconds; `bubble`, `schedule` and `bound` are shares of the pipeline's window. Arrays are
-    [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step, in seconds, except `bubble`, `schedule` and `bound`, which are fractions of the pipeline
+    window. Arrays are [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -72,7 +72,8 @@ class StepClock:
         self.predicted = lru_cache(maxsize=64)(self._predict)
 
     def _predict(self, job: Job) -> Predicted:
-        """Predict the job's times, once with its own expert imbalance and once with even loads."""
+        """Predict the step times of `job` with its own expert imbalance and, for comparison, with an even expert
+        load."""
         found = predict(job, self._hardware, self._release)
         even = (
             found

@@ -60,7 +60,7 @@ class Cluster:
 
     @cached_property
     def ep_groups(self) -> NDArray[np.int64]:
-        """[rank, ep rank]: the global ranks in the ep group of each rank."""
+        """[rank, ep rank]: the global ranks of the members of each rank's ep group."""
         first = np.arange(self.world) - self.ep
         found: NDArray[np.int64] = first[:, None] + np.arange(self.grid.ep)
         return found

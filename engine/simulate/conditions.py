@@ -1,4 +1,5 @@
-"""The conditions of a step: noise and the events of a scenario, as factors that multiply each rank's times."""
+"""The conditions of a simulated step: noise and scenario events, as factors by which each rank's times are
+multiplied."""
 
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Conditions:
-    """What affects each rank in one step. `compute` and `network`, [rank], are factors by which predicted times are
-    multiplied."""
+    """The conditions on each rank in one step. `compute` and `network` [rank]: factors by which the predicted times of
+    computation and of communication are multiplied."""
 
     compute: NDArray[np.float64]
     network: NDArray[np.float64]

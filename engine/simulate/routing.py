@@ -2,9 +2,9 @@
 pairs exceed the capacity and are dropped.
 
 Routing is drawn from a statistical model. The popularity of an expert is a log-normal weight that drifts at random. The
-balancing methods of the layout bring the popularity back towards an equal share, at rates proportional to their knobs
-(an Ornstein-Uhlenbeck process). Counts of token-expert pairs are multinomial, so every layer has exactly tokens x top_k
-pairs.
+layout's balancing methods pull each expert's popularity towards an equal share, each at a rate proportional to the knob
+of the method (an Ornstein-Uhlenbeck process). Counts of token-expert pairs are multinomial, so every layer has exactly
+tokens x top_k pairs.
 """
 
 import math
@@ -36,7 +36,8 @@ _EXCESS = np.exp(-(_Z**2) / 2) / math.sqrt(2 * math.pi) - _Z * (1.0 - _CUMULATIV
 
 @dataclass(frozen=True)
 class Routed:
-    """The routing of one step over all ranks, by layer. The values of layers without experts are zero."""
+    """The results of routing in one step, over all ranks and by layer. The values of layers without experts are
+    zero."""
 
     load: NDArray[np.int64]  # [layer, expert] (token, expert) pairs before capacity drops some
     dropped: NDArray[np.int64]  # [layer]
@@ -108,9 +109,9 @@ class Router:
         self, shares: NDArray[np.float64], counts: NDArray[np.int64], factor: float | None
     ) -> NDArray[np.int64]:
         """Number of token-expert pairs beyond the capacity: from each sequence, an expert takes at most `factor` times
-        an equal share of the sequence's pairs. The number of pairs that an expert receives from a sequence is assumed
-        to be normally distributed; its variance is the sum of the variance of random choices and the variance between
-        sequences (`UNEVEN`)."""
+        an equal share of the sequence's pairs. The number of pairs that an expert receives from one sequence is assumed
+        to be normally distributed, with a variance of two parts: that of random choices, and that between sequences
+        (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k

@@ -1,4 +1,5 @@
-"""Scenarios: the events of a simulated cluster, by step, as a TOML file that is checked like a layout.
+"""Scenarios: TOML files that list the events of a simulated cluster by step. A scenario is checked in the same way as a
+layout.
 
 [noise]
 compute = 0.02

@@ -1,5 +1,5 @@
-"""Runs a simulation in real time: paces its steps, sends the hub the messages that the agents of all ranks would send,
-and takes commands."""
+"""Runs a simulation in real time: paces the steps, sends the messages of all ranks to the hub in place of their agents,
+and carries out commands."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ OPERATIONS = {
 
 class Session:
     """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` is polled
-    for a request to stop. `started`: how the run was started, for display."""
+    for a request to stop. `started`: facts about how the run was started, which clients display."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class Session:
             self._send_rows(self.records.pulses(found.step, operations))
 
     def _operations(self, found: Simulated, at_s: float) -> Iterator[Operation]:
-        """For each pipeline rank, the operation that runs `at_s` seconds after the start of the step, and how long it
-        has been running."""
+        """Yield, for each pipeline rank, the operation that is running `at_s` seconds after the start of the step, and
+        how long it has been running."""
         cluster, times = self._simulator.cluster, found.times
         clock = self._simulator.clock.predicted(found.job).clock
         for pp, acts in enumerate(clock.acts):
@@ -198,8 +198,8 @@ class Session:
         self._on_summary(summary)
 
     def _note(self, found: Simulated) -> None:
-        """Pass the step to the previewer. Rank 0's memory and the durations of pipeline actions are passed at most
-        every `NOTED_EVERY_S` seconds."""
+        """Pass the step to the previewer, and once every `NOTED_EVERY_S` seconds also rank 0's memory use and the
+        durations of its pipeline actions."""
         self._previewer.note(found.summary, found.routed.load.tolist() if found.routed else ())
         self._ranks.send(self._previewer.take_events())
         now, piped = time.monotonic(), self._layout.grid.pp > 1
@@ -224,8 +224,8 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination, for the ranks whose message is due. However short the steps are, at most
-        `PEERS_PER_S` of these messages are sent per second."""
+        """The all-to-all bytes by destination, for the ranks that must send a `Peers` message for this step. However
+        short the steps are, the ranks send at most `PEERS_PER_S` of these messages per second."""
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
             self._peers_s = now
@@ -245,7 +245,8 @@ class Session:
 
 
 def outage(found: Simulated, waited_ms: float) -> list[Operation]:
-    """The operation of each rank while a rank hangs: the hung rank is in a forward pass, and all others wait for it."""
+    """The operations that the ranks report during a hang: the hung rank is in a forward pass, and the others wait for
+    it in a collective."""
     conditions = found.conditions
     waiting = np.flatnonzero(~conditions.silent & ~conditions.hung)
     doing = "ep all-to-all" if found.traffic else "dp reduce"

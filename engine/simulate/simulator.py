@@ -36,7 +36,7 @@ LEAK_LIMIT = 0.99  # share of a device's memory that a leak can fill
 
 @dataclass(frozen=True)
 class Plan:
-    """Values of the knobs that are not part of `KnobValues` but affect the duration of a step."""
+    """The values of those knobs that affect the duration of a step but are not in `KnobValues`."""
 
     schedule: str
     micro_batches: int
@@ -178,8 +178,8 @@ class Simulator:
         return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also sets `_imbalance`: the
-        highest load of an ep rank divided by the mean load, averaged over the MoE layers."""
+        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. This method also sets
+        `_imbalance`: the maximum over the mean of the ep ranks' loads, averaged over the MoE layers."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)
@@ -205,8 +205,8 @@ class Simulator:
         return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
 
     def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
-        """[rank]: number of dropped token-expert pairs of the rank's tokens, assumed to be an even share of the pairs
-        dropped in its stage."""
+        """[rank]: number of token-expert pairs dropped from the rank's tokens. The pairs dropped in a stage are divided
+        evenly among the ranks of the stage."""
         cluster = self.cluster
         if routed is None or not routed.dropped.any():
             return np.zeros(cluster.world, dtype=np.int64)

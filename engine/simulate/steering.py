@@ -1,4 +1,5 @@
-"""Live control of a simulated run through the engine's own knob board; a knob change takes effect in the simulator."""
+"""Applies commands to a simulated run through the knob board that real runs also use; a knob change takes effect in the
+simulator."""
 
 import time
 from typing import Any, Literal

@@ -28,8 +28,8 @@ class ExpertTraffic:
 def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> ExpertTraffic:
     """Bytes of the rows that ranks exchange in a step.
 
-    `rank_pairs`: (token, expert) pairs of one rank's tokens in a layer and step. `placed` [layer of this pipeline rank,
-    ep rank]: share of the pairs that each ep rank processes.
+    `rank_pairs`: number of (token, expert) pairs that one rank's tokens form in each layer and step. `placed` [layer of
+    this pipeline rank, ep rank]: share of the pairs that each ep rank processes.
 
     The forward pass sends each row to its expert and returns the output. The backward pass exchanges the same number of
     rows, and so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row reaches its
@@ -47,8 +47,8 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
-    """[from, to] rows. A token row goes first to the rank in the sender's group that has the same index as the
-    destination, then to the destination itself.
+    """[from, to] rows. A token row goes first to a rank of the sender's group, the one with the same index in its group
+    as the destination, and then to the destination.
     """
     ep = len(to_rank)
     rank = np.arange(ep)
@@ -60,9 +60,9 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step: axis -> [rank], without the token rows that it sends to experts. The bytes
-    are computed for rank 0, the leader, and for the last rank at each pp coordinate; all others are assumed to send as
-    much as the last rank with their pp coordinate."""
+    """Bytes that each rank sends in a step, excluding the token rows sent to experts. The result maps each axis to an
+    array [rank]. The bytes are computed only for rank 0 (the leader) and for the last rank at each pp coordinate; every
+    other rank is assumed to send as many bytes as the last rank at its pp coordinate."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

@@ -1,8 +1,8 @@
 """Simulated loss and gradient norm: plausible curves without any training.
 
-The loss falls as a power law of the progress. How much progress a step adds depends on its learning rate. Knobs change
-the loss in the same direction as in a real run: a learning rate of zero stops the progress, and a learning rate that is
-far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the loss.
+The loss falls as a power law of the progress. The progress made in a step depends on the learning rate of the step.
+Knobs change the loss in the same direction as in a real run: a learning rate of zero stops the progress, and a learning
+rate that is far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the loss.
 """
 
 import math

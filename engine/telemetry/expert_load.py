@@ -13,7 +13,7 @@ Load = NDArray[np.int64]
 
 
 def experts_message(step: int, load: Load, dropped: NDArray[np.int64]) -> Experts:
-    """The full load vectors of the layers that have experts."""
+    """A message with the load of every expert, for each layer that has experts."""
     rows = zip(load.tolist(), dropped.tolist(), strict=True)
     return Experts(
         step,

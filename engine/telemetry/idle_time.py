@@ -12,8 +12,8 @@ from engine.planner.schedule import ScheduleClock
 
 
 class IdleTimes:
-    """Exchanges durations between the ranks of a pipeline: `send` starts the exchange after the pipeline has run, and
-    `split` completes it."""
+    """Exchanges the durations of pipeline actions between the ranks of a pipeline. `send` starts the exchange after the
+    pipeline has run, and `split` completes the exchange."""
 
     def __init__(self, world: World):
         self._world = world

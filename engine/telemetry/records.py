@@ -11,7 +11,8 @@ from engine.telemetry.step_summary import Measured, StepConditions
 
 
 class StepRecords:
-    """Creates the step records of one rank, which holds `layers` and, if `head` is True, the output head."""
+    """Creates the step records of one rank. The rank holds the layers with the indices `layers` and, if `head` is True,
+    the output head."""
 
     def __init__(self, layout: Layout, world: World, layers: list[int], head: bool):
         self._layout, self._world, self._layers, self._head = layout, world, layers, head
@@ -56,8 +57,8 @@ class StepRecords:
         return None if flops is None else flops / step_s / self._peak
 
     def model_flops(self, pairs: int) -> float | None:
-        """Model FLOPs of this rank in a step in which `pairs` of its (token, expert) pairs ran on experts; None if the
-        model's implementation does not declare its multiply-adds."""
+        """This rank's model FLOPs in a step in which experts processed `pairs` of its (token, expert) pairs; None if
+        the model's implementation does not declare its multiply-adds."""
         shared = self._tokens / self._world.tp.size
         return model_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

@@ -41,7 +41,7 @@ class StepConditions:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a rank's step that the meter's readings do not contain. The job's loss is the sum of all ranks'
+    """A rank's measurements of one step, apart from the meter's readings. The job's loss is the sum of all ranks'
     `loss`."""
 
     loss: float
@@ -165,7 +165,7 @@ class Collected:
     dropped: NDArray[np.int64]  # [layer]
 
     def experts(self) -> Experts:
-        """The full load vectors of the layers that have experts."""
+        """A message with the load of every expert, for each layer that has experts."""
         return experts_message(self.summary.step, self.load, self.dropped)
 
     def loads(self) -> Loads:

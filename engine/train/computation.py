@@ -37,8 +37,8 @@ from engine.train.optimization.weight_average import WeightAverage
 
 
 class Computation:
-    """Model stages, data, pipeline and optimizer of one rank. Each step uses the values that `knob_values` has at that
-    time.
+    """Model stages, data, pipeline and optimizer of one rank. Each step uses the knob values that `knob_values` has
+    when the step starts.
 
     The constructor is collective over the default process group: it creates process groups and compares the ranks'
     corpora.
@@ -106,12 +106,12 @@ class Computation:
 
     @property
     def experts_moved(self) -> bool:
-        """Whether the last step began with a move of experts between ranks; equal on all ranks."""
+        """Whether experts were moved between ranks at the start of the last step; the result is equal on all ranks."""
         return self.expert_placement is not None and self.expert_placement.moved
 
     @property
     def placement(self) -> dict[int, Map]:
-        """The expert placement of each MoE layer on this rank, as a map that lists the expert in each slot."""
+        """The expert placement of each MoE layer on this rank, by layer number: which expert each slot holds."""
         return {number: layer.placement.logical for number, layer in moe_layers(self.stages).items()}
 
     def learning_rate(self, step: int) -> float:

@@ -15,9 +15,9 @@ def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterato
     """Context manager for forward passes that compute no gradients and do not affect training. Collective on entry and
     exit.
 
-    The weights are gathered as for a training step. If the run keeps averaged weights, these are used instead of the
-    current weights. Meter readings are kept separate from those of the step. Inside the context, knobs have the values
-    in `values`, and nothing is recomputed.
+    The weights are gathered as for a training step. If the run keeps averaged weights, the forward passes use these
+    instead of the current weights. Measurements inside the context are not added to the step's readings in `meter`.
+    Inside the context, knobs have the values in `values`, and activation recomputation is off.
     """
     knobs = computation.knob_values
     values["recompute"] = "none"

@@ -42,8 +42,8 @@ class Reporting:
         self._loads_sent_s = 0.0
 
     def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
-        """Send this rank's record of a step. If the hub samples this step, also send the timeline and the bytes sent to
-        each peer."""
+        """Send this rank's record of a step. If full vectors are due for this step (`Agent.wants`), also send the
+        timeline and the all-to-all bytes by destination rank."""
         readings, number = self._meter.readings, conditions.step
         record = self._records.step(readings, measured, conditions)
         self._agent.send(record)

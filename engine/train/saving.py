@@ -1,4 +1,5 @@
-"""The checkpoints of a run, for the trainer: saves when a save is due, restores, and reports the results of saves."""
+"""Saves the checkpoints of a run when they are due, restores a checkpoint, and reports the results of saves. Used by
+the trainer."""
 
 import time
 from collections.abc import Callable
@@ -128,7 +129,8 @@ class Saving:
         return True
 
     def report(self) -> None:
-        """Report finished saves: rank 0 sends events and calls `on_checkpoint`, and every rank sends its held acks."""
+        """Report finished saves: rank 0 sends an event for each and calls `on_checkpoint`; every rank sends the acks
+        that it held back until the save finished."""
         for saved in self.checkpoints.take_finished() if self.checkpoints else ():
             if self._leads:
                 self._on_checkpoint(saved)

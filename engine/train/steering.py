@@ -109,9 +109,9 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def leaves(self, step: int) -> bool:
-        """Whether the ranks exit after `step` because the run continues in another layout. In that case, the checkpoint
-        to continue from has been saved. If the save has failed, the run keeps its layout. The result is the same on
-        every rank."""
+        """Whether the ranks exit after `step` because the run continues in another layout. Returns True only if the
+        checkpoint from which the run continues has been saved; if the save failed, the run keeps its layout. The result
+        is the same on every rank."""
         relayout, checkpoints = self.relayout, self._saving.checkpoints
         if relayout is None or relayout.requested is None or checkpoints is None:
             return False

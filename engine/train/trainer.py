@@ -39,8 +39,8 @@ class Trainer:
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
     - `restarts`: how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so
       the layout of the run cannot change.
-    - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
-      and `given` is the layout as the user wrote it (`engine.checkpoint.resume_point`).
+    - `resume`: the folder of a checkpoint to continue from. If `resume` is given, `layout` must have the checkpoint's
+      knob values, and `given` must be the layout as the user wrote it (`engine.checkpoint.resume_point`).
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class Trainer:
     def hold(self, step: int) -> bool:
         """Wait after `step` while the run is paused. Returns whether the run must stop.
 
-        During the pause, the ranks vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they still receive
-        commands, and no collective waits long enough to time out.
+        During the pause, the ranks vote every `engine.train.steering.PAUSED_VOTE_S` seconds, so that commands still
+        take effect and no collective waits long enough to time out.
         """
         steering = self.steering
         if not steering.run_actions.paused:

@@ -1,7 +1,7 @@
 """Validation: the loss on text that the run does not train on, measured between two steps.
 
-Validation does not affect training: it computes no gradients, draws no random numbers and changes no state, and its
-meter readings are kept separate from those of the step.
+Validation does not affect training: it computes no gradients, draws no random numbers and changes no state. Its
+measurements are not added to the meter's readings of the step.
 """
 
 import torch
@@ -18,8 +18,8 @@ from engine.train.evaluation import evaluation
 
 
 class Validation:
-    """Measures the loss on the same sequences each time. The constructor is collective: it checks that all ranks have
-    read the same validation text."""
+    """Measures the validation loss, each time on the same sequences. The constructor is collective: it checks that all
+    ranks have read the same validation text."""
 
     def __init__(self, layout: Layout, computation: Computation, meter: Meter):
         self._layout, self._computation, self._meter = layout, computation, meter
@@ -43,7 +43,8 @@ class Validation:
         self._sequences = samples.batch(0, world.coords["dp"] * count, count)
 
     def due(self, done: int) -> bool:
-        """Whether to measure after `done` steps. The loss is also measured after the last step of the run."""
+        """Whether to measure the validation loss after `done` steps: every `validation.every` steps and after the run's
+        last step."""
         return self._every > 0 and (done % self._every == 0 or done == self._layout.train.steps)
 
     def loss(self) -> float:

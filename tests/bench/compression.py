@@ -92,7 +92,8 @@ def row(name: str, run: Run, plain: Run) -> str:
 
 def picture(runs: dict[str, Run]) -> str:
     """An SVG with one row per method, the method with the fewest bytes last: a dot at the method's loss, and the factor
-    by which the method sends fewer bytes than `none`. A band covers the losses of the runs without compression."""
+    by which the method sends fewer bytes than `none`. A vertical band marks the range of losses of the runs without
+    compression."""
     found = sorted(((name, *loss_and_bytes(run)) for name, run in runs.items()), key=lambda of: -of[2])
     full = found[0][2]
     low, high = min(loss for _, loss, _ in found), max(loss for _, loss, _ in found)

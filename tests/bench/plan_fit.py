@@ -2,15 +2,16 @@
 
 python -m tests.bench.plan_fit
 
-The fit has six numbers for each hardware generation, and one factor for each framework release, which multiplies the
-step time. The fit minimises the sum of Huber losses of log(predicted / measured). A row of a source with n rows has the
-weight n^-0.75, so that no source outweighs all others. A weak penalty on factors other than 1 separates the factors
-from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
+The fit determines six efficiencies for each hardware generation, and for each framework release a factor that
+multiplies the step time. The fit minimises the sum of Huber losses of log(predicted / measured). A row of a source with
+n rows has the weight n^-0.75, so that no source outweighs all others. A weak penalty pulls the factors towards 1;
+without it, larger factors and higher efficiencies could cancel out. The fit takes damped Gauss-Newton steps (Levenberg
+1944, Marquardt 1963) on the logarithms.
 
 The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
 releases, one source at a time for unknown releases. The intervals for the ratio of two step times decide whether the
-planner is certain which of two layouts is faster. These intervals are quantiles of the errors of pairs whose source is
-left out of the fit.
+planner is certain which of two layouts is faster. They are quantiles of the errors for pairs of rows whose source the
+fit leaves out.
 """
 
 import re
@@ -176,8 +177,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
 
 
 def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
-    """The interval that contains the central share `HELD` of the ratios measured / predicted, for each GPU generation
-    and kind of model."""
+    """For each GPU generation and kind of model, the interval that contains the middle part of the ratios measured /
+    predicted; `HELD` is the share of ratios in this part."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)
@@ -194,8 +195,8 @@ def write(
     new: Mapping[tuple[str, str], tuple[float, float]],
     order: Mapping[bool, float],
 ) -> None:
-    """Write efficiency.toml and order.toml, and the factors into releases.toml. `order`: the limits from
-    `tests.bench.planner.order.calibrated`."""
+    """Write efficiency.toml and order.toml, and the factors into releases.toml. `order`: the result of
+    `tests.bench.planner.order.calibrated`, for order.toml."""
     lines = [
         "# Attained shares of peaks by hardware generation, and the interval: measured over predicted seconds of the",
         "# middle 85 % of rows that were left out of the fit, by kind of model, for known and for unknown releases.",

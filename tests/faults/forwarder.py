@@ -21,8 +21,8 @@ def _address(endpoint: str) -> tuple[socket.AddressFamily, Address]:
 class Forwarder:
     """Forwards bytes between its own `endpoint` and `target`, both of which are ``ipc://`` or ``tcp://`` URLs.
 
-    `cut` is a partition: no data are forwarded, but connections stay open. After `heal`, the data sent in the meantime
-    are delivered, as TCP does after a partition. `tear` ends every connection.
+    `cut` is a partition: no data are forwarded, but connections stay open. After `heal`, the data sent since `cut` are
+    delivered, as with TCP after a network partition. `tear` ends every connection.
     """
 
     def __init__(self, target: str) -> None:

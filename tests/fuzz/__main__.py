@@ -4,8 +4,8 @@ python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--ou
 python -m tests.fuzz --again FILE      repeat the inputs of a finding
 
 Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. On a
-finding, the process writes a file that reproduces it, and ends with exit status 1. An input that takes more than 10 s
-is also a finding, and so is memory use that grows by more than 64 MiB.
+finding, the process writes a file with which the finding can be reproduced, and exits with status 1. An input
+that takes more than 10 s is also a finding, and so is memory use that grows by more than 64 MiB.
 """
 
 import argparse

@@ -19,8 +19,8 @@ RENEWED = 250
 
 
 def lines_of(code: CodeType) -> set[int]:
-    """The lines of all functions in a module's code. Module and class bodies run at import, so their lines do not
-    count."""
+    """The line numbers of all functions in a module's code object. Module and class bodies run at import, so their
+    lines are not included."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     functions = [one for one in inner if one.co_flags & inspect.CO_NEWLOCALS]
     found = {
@@ -33,8 +33,8 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """Maps the source file of each executed module to two sets of lines: those that were executed, and those of all
-    functions in the module."""
+    """Run the inputs in `corpus`. Returns two sets of line numbers for the source file of each executed module: the
+    executed lines, and the lines of all functions in the module."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

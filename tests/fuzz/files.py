@@ -1,5 +1,5 @@
-"""Fuzz targets for files that a process reads to connect to a run or to replay it: run folders, key folders and
-recordings."""
+"""Fuzz targets for files: run folders and key folders, which a process reads to connect to a run, and recordings, which
+a process reads to replay a run."""
 
 import contextlib
 import itertools
@@ -92,7 +92,7 @@ class Files:
             opened.close()
 
     def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """Create a database with `tables`, and insert the rows of the input into them in round-robin order."""
+        """Create a database with the schema `schema`, and insert the rows of the input into `tables` in turn."""
         path = self._folder / "run" / runs.RECORD_FILE
         data = path.read_bytes()
         for beside in ("", "-wal", "-shm"):

@@ -36,7 +36,7 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame with one message. If the message has a field `rank`, this is usually the rank of the sender."""
+    """A frame with one message. If the message has a field `rank`, the field usually contains the sender's rank."""
     made = message(kind, random)
     if random.random() < 0.7:  # values with which the run continues, so that later steps reach more code
         if kind is Hello:
@@ -108,7 +108,7 @@ def _files() -> list[bytes]:
 
 
 def changed(target: str, data: bytes, random: Random) -> bytes:
-    """`data` with a random mutation, of a kind that suits the fuzz target."""
+    """`data` after a random mutation. The kinds of mutation depend on the fuzz target."""
     if target in STEPPED:
         made = _changed_steps(data, random)
     elif target == "files":

@@ -14,7 +14,7 @@ DEEPEST = 2000  # maximum depth of nested arrays; a greater depth only makes fra
 
 
 class Pairs(list[object]):
-    """A map as a flat list of alternating keys and values. Unlike a dict, it may contain a key twice."""
+    """A map as a flat list of alternating keys and values. Unlike a dict, the list may contain a key twice."""
 
 
 class Packed(bytes):
@@ -52,8 +52,8 @@ def _head(short: int, long: int, count: int) -> bytes:
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """`data` with one to four random changes to nodes of its decoded tree, and sometimes to the packed bytes too. If
-    `data` cannot be decoded, only its bytes are changed."""
+    """`data` after one to four random mutations of its decoded tree and, sometimes, of the packed bytes too. If `data`
+    cannot be decoded, only its bytes are mutated."""
     try:
         tree = [unpack(data)]
     except ValueError:
@@ -142,7 +142,7 @@ MUTATIONS = (
 
 
 def scrambled(data: bytes, random: Random) -> bytes:
-    """`data` with random bytes changed."""
+    """`data` after random changes to its bytes: flipped bits, and inserted, deleted and replaced bytes."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8))):
         place = random.randrange(len(changed) + 1)

@@ -57,7 +57,8 @@ class Target(Protocol):
 
 
 def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Decode an input into its steps. An input that is not a list of steps counts as a single frame."""
+    """Decode an input into its steps. An input that is not a list of steps is treated as one step with `data` as its
+    bytes."""
     try:
         steps = msgpack.unpackb(data)
         for what, who, payload in steps[:STEPS]:
@@ -87,7 +88,7 @@ def bounded(root: object) -> None:
 
 
 def sent_well(frame: bytes) -> None:
-    """Check that a frame which the code under test sends is valid: not too long, and without unknown messages."""
+    """Check that a frame sent by the code under test is valid: not too long, and without unknown messages."""
     assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
@@ -219,7 +220,7 @@ class HubTarget:
 
 
 class ClientTarget:
-    """A client and a cockpit's store, with a hub that sends arbitrary data."""
+    """A client and a cockpit's store, connected to a hub that sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -266,7 +267,7 @@ class ClientTarget:
 
 
 class LinkTarget:
-    """An agent's hub link, with a hub that sends arbitrary data."""
+    """An agent's hub link, connected to a hub that sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -311,7 +312,7 @@ class LinkTarget:
 
 
 class RelayTarget:
-    """A relay between ranks and a hub, all of which send arbitrary data."""
+    """A relay between ranks and a hub; both sides send arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0

@@ -1,4 +1,5 @@
-"""A short fuzz run with fixed seeds, and all inputs of earlier findings. `python -m tests.fuzz` runs longer."""
+"""A short fuzz run with fixed seeds, and all inputs of earlier findings. For longer runs, use
+`python -m tests.fuzz`."""
 
 from contextlib import closing
 from pathlib import Path

@@ -35,7 +35,8 @@ COMMANDS = [
 
 
 class Installed:
-    """A fresh environment with the wheel in it, and an empty folder in which its commands run."""
+    """A fresh virtual environment in which the wheel is installed, and an empty working directory for the installed
+    commands."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         self.bin, self.work = folder / "venv" / "bin", folder / "work"

@@ -1,4 +1,4 @@
-"""Runs cases in batches: a process runs one batch; the batches of a test file run in parallel."""
+"""Runs test cases in batches: each process runs one batch, and the batches of a test file run in parallel."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ SIZE = 4  # maximum number of cases in a batch
 
 
 def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
-    """Maps each case to its batch. A batch has either only quick cases or no quick cases, so that `make test` runs no
-    slow case."""
+    """Distribute the cases over batches; returns the name of each case's batch. A batch has either only quick cases or
+    no quick cases, so that `make test` runs no slow case."""
     batches = {}
     for kind, of_kind in (
         ("quick", [name for name in names if name in quick]),
@@ -37,8 +37,8 @@ def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
 def runner(
     module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
 ) -> Callable[[str], Path]:
-    """A function that returns the results folder of a case. If the batch of the case has not run yet, the function
-    first runs it with `python -m MODULE FOLDER CASE ...`."""
+    """Returns a function from the name of a case to the folder with its results. If the batch of the case has not run
+    yet, the function first runs it with `python -m MODULE FOLDER CASE ...`."""
     done: dict[str, Path] = {}
 
     def run(name: str) -> Path:

@@ -1,5 +1,5 @@
-"""Imports the modules that most of the tests' programs need. `tests/ranks/program.py` forks these programs from the
-process that has imported the modules."""
+"""Imports the modules that most of the programs started by tests need. A process imports this module once, and
+`tests/ranks/program.py` forks the programs from this process."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Runs programs that need torch as forks of one process that has already imported torch. Importing torch takes three
-seconds of CPU time, and dozens of tests start such programs.
+"""Runs programs that need torch: each program is forked from one process that has already imported torch. Importing
+torch takes three seconds of CPU time, and dozens of tests start such programs.
 
 `Program` has the interface of `subprocess.Popen`, and `run` that of `subprocess.run`, as far as these tests need them.
-A program is a process of its own, with its own session, arguments, environment, output and exit status.
+Each program runs in its own process, with its own session, arguments, environment, output and exit status.
 """
 
 import multiprocessing
@@ -28,7 +28,8 @@ class Program:
     """A process that runs `python WORDS ...`. `words` begins with ``-m MODULE`` or with the path of a script,
     optionally after ``-W ignore``.
 
-    Standard error goes to the file `errors`, or else to a pipe. The program ends when the process that started it ends.
+    Standard error goes to the file `errors`, or to a pipe if `errors` is None. The program ends when the process that
+    started it ends.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Program:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the program. Returns its exit status, or -N if signal N ended it."""
+        """Wait until the program ends. Returns its exit status, or -N if signal N ended it."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Read both outputs until every process has closed them, and wait for the end of the program."""
+        """Read stdout and stderr until every process has closed them, and wait until the program ends."""
         texts = {1: "", 2: ""}
 
         def read(number: int, stream: IO[str]) -> None:

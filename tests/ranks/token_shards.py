@@ -52,7 +52,7 @@ def short_documents() -> str:
 
 
 def in_folders(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with the placeholders SHARDS and SHORT replaced by lists of folders."""
+    """Returns `overrides` with the placeholders SHARDS and SHORT replaced by lists of folders."""
     folders = {"=SHARDS": shard_folders, "=SHORT": short_documents}
     for name, made in folders.items():
         if any(one.endswith(name) for one in overrides):

@@ -1,4 +1,5 @@
-"""A scripted run for the screens: each update is a pure function of grid and step, so that screens can be compared.
+"""A scripted run for the tests of the screens. Each update is a pure function of the grid and the step, so that every
+test run draws the same screens.
 
 `begin` gives the updates that a new client receives first, and `step` the updates of one step.
 """
@@ -296,7 +297,8 @@ class FakeRun:
         return TrialState(id, state, **(common | facts))  # type: ignore[arg-type]
 
     def story(self, steps: int, change_at: int | None = None) -> Iterator[Update]:
-        """The updates of the run up to `steps`, with one change of micro_batches."""
+        """The updates of the first `steps` steps of the run. At step `change_at`, if it is given, an operator sets
+        micro_batches to 8."""
         yield from self.begin()
         for step in range(steps):
             if step == change_at:
@@ -325,8 +327,8 @@ def wave(step: int, seed: int) -> float:
 
 
 def one_f_one_b(stages: int, micro: int) -> list[list[tuple[str, int, float, float]]]:
-    """A 1F1B schedule in which a forward takes 1 and a backward 2 units of time. Lists for each stage its actions as
-    (kind, micro-batch, start, end)."""
+    """A 1F1B schedule in which a forward pass takes 1 unit of time and a backward pass 2 units. Returns a list for each
+    stage, with its actions as tuples (kind, micro-batch, start, end)."""
     ready: dict[tuple[str, int, int], float] = {}
     lines: list[list[tuple[str, int, float, float]]] = [[] for _ in range(stages)]
     queues = []

@@ -26,7 +26,7 @@ LEAST_CONTRAST = 2.5
 
 
 class CutLines:
-    """Records the lines that `StripLine.strip` had to cut, because a panel drew more than its width."""
+    """Records the lines that `StripLine.strip` cut, because they were wider than their panel."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -44,8 +44,8 @@ class CutLines:
 
 @dataclass(frozen=True)
 class Colours:
-    """A colour mode of a terminal. `depth`: how many colours the terminal can show; `theme`: the theme that the user
-    has chosen; `fault` returns what is wrong with the colours of a segment, or ""."""
+    """A colour mode of a terminal. `depth`: how many colours the terminal can show. `theme`: the theme that the user
+    has chosen. `fault`: a function that returns a description of a fault in the colours of a segment, or ""."""
 
     name: str
     depth: Depth

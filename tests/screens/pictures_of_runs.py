@@ -2,7 +2,8 @@
 
     python -m tests.screens.pictures_of_runs [FOLDER]      (default docs/pictures; about two minutes)
 
-The runs train a smaller variant of the demo layout, so the numbers differ a little from machine to machine.
+The runs are real training runs of a smaller variant of the demo layout, so the numbers in the pictures differ a little
+from machine to machine.
 """
 
 import asyncio
@@ -34,8 +35,9 @@ SHARDS = {"docs": "docs/train/*.md", "code": "engine/*/*.py", "held-out": "docs/
 
 @dataclass(frozen=True)
 class Picture:
-    """A run of the demo layout with `overrides`, and the keys that open the screen to draw when the run has ended.
-    `curves`: the charts of the curves screen. `change`: the changes that `cockpit set` makes at step CHANGE."""
+    """A picture of a run of the demo layout with `overrides`. `keys`: the keys that open the screen to draw, pressed
+    when the run has ended. `curves`: the charts to show on the curves screen. `change`: the changes that `cockpit set`
+    makes at step CHANGE."""
 
     overrides: tuple[str, ...]
     keys: tuple[str, ...]

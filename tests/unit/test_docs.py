@@ -87,7 +87,7 @@ def test_man_pages_have_each_option(command: str) -> None:
 
 
 def spelled(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Commands and options of a parser, without those that its help omits."""
+    """Yields the commands and the options of a parser, except options that the help does not show."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():

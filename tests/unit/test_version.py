@@ -1,4 +1,4 @@
-"""The `--version` option of both commands."""
+"""Tests of the `--version` option of the commands `cockpit` and `engine`."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The wheel contains every file of the packages, and the layouts, which are found by name from any folder."""
+"""The wheel contains every file of the packages. The layouts in it are found by name from any working directory."""
 
 import subprocess
 from pathlib import Path

@@ -3,8 +3,8 @@
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
 ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into
 blocks of consecutive steps: at least `BATCHES` blocks, or one block per step if the window has fewer steps. The means
-of blocks are far less correlated than single steps (batch means, Law and Carson 1979). The interval is that of Welch
-(1947) for the difference of two means.
+of blocks are far less correlated than single steps (method of batch means, Law and Carson 1979). The confidence
+interval for the difference of the two means is that of Welch (1947).
 """
 
 import math
@@ -49,8 +49,8 @@ def typical(values: Sequence[float]) -> float | None:
 
 
 def student(share: float, freedom: float) -> float:
-    """The quantile `share` of Student's t-distribution, from expansion 26.7.5 of Abramowitz and Stegun. The error is
-    below 1 % for 3 or more degrees of freedom.
+    """The quantile of Student's t-distribution at the probability `share`, computed with expansion 26.7.5 of Abramowitz
+    and Stegun. The error is below 1 % for 3 or more degrees of freedom.
     """
     z, n = NormalDist().inv_cdf(share), freedom
     terms = (

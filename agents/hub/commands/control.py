@@ -125,7 +125,7 @@ class Control:
 
     @property
     def revision(self) -> int:
-        """The newest knob revision in force, according to the board and the commands."""
+        """The newest revision of the knobs that is in force, according to the knob board and the applied commands."""
         board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
@@ -161,7 +161,8 @@ class Control:
     # ---------------------------------------------------------------------------------- commands and their acks
 
     def next_command(self, now: float) -> Command | None:
-        """The command to send to the leader now, if any: the first in the queue, sent again every RESEND_S seconds."""
+        """The command to send to the leader now, or None. This is the first command in the queue, which is resent every
+        RESEND_S seconds."""
         if not self._waiting or self._membership.leader is None:
             return None
         issue = self._waiting[0]
@@ -185,8 +186,8 @@ class Control:
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:
-        """Count a rank's ack. All ranks must report the same result; an ack with a different result causes an error
-        event.
+        """Handle a rank's ack of a command. All ranks must report the same result; an ack with a different result
+        causes an error event.
         """
         issue = self._by_revision.get(ack.revision)
         if issue is None or ack.rank in issue.acked or not (issue.sent or issue.from_journal):
@@ -278,7 +279,7 @@ class Control:
         self._publish(issue)
 
     def ack_missing(self, rank: int) -> bool:
-        """Whether this hub process may lack an ack that the rank sent to the previous hub process."""
+        """Whether the rank may have sent an ack to the previous hub process that this hub process does not know."""
         from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
@@ -290,7 +291,8 @@ class Control:
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """Record a revision that a rank reports, so that it is not used again even if the journal lacks it."""
+        """Record a revision that a rank reports, so that the hub does not assign this revision again, even if the
+        journal lacks it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

@@ -45,7 +45,7 @@ class Issue:
         return self.state.state == "applied" and not self.state.settled
 
     def settle(self, ack: Ack, world: int) -> None:
-        """Settle an accepted command with the first ack that decides its result."""
+        """Record `ack` as the result of an accepted command. Later acks cannot change the result."""
         self.acked.add(ack.rank)
         self.digest = ack.digest
         self.state = structs.replace(
@@ -111,7 +111,7 @@ class Issue:
 
 
 def lost_before_ack(rank: int) -> str:
-    """The note that a partially acknowledged command gets when `rank` is lost."""
+    """The text added to a command's state if `rank` is lost before it acknowledges the command."""
     return f"rank {rank} was lost before its ack"
 
 

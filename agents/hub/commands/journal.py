@@ -29,8 +29,9 @@ _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
-    """The queues between the hub and the thread that writes the file. `failure`: why the file could not be opened.
-    While `failure` is set, every insert fails with this reason; `take_reopened` clears `failure`.
+    """The command journal of one run: requests from the hub are queued for a thread that writes the file. `failure`:
+    why the file could not be opened. While `failure` is set, every insert fails with this reason; `take_reopened`
+    clears `failure`.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -62,8 +63,8 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether the file has been opened after an earlier failure. If so, `found` now has the rows read from the
-        file."""
+        """Whether the journal file has been opened after an earlier failure. In this case, set `found` to the rows of
+        the file and clear `failure`."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""
@@ -90,7 +91,7 @@ class Journal:
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write a trial's state to disk. The state is on disk before any command that is inserted later."""
+        """Write a trial's state to disk, before any command that is inserted later."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:
@@ -104,7 +105,7 @@ class Journal:
         return written
 
     def flush(self, timeout_s: float = 2.0) -> None:
-        """Wait until all requests so far are written or have failed."""
+        """Wait at most `timeout_s` until every request made so far has been written or has failed."""
         done = threading.Event()
         self._requests.put(done)
         done.wait(timeout_s)
@@ -141,7 +142,7 @@ class Journal:
             os.write(self._wake, b"w")
 
     def _check_file(self) -> None:
-        """Open the file if earlier attempts have failed; restore the file if it was removed."""
+        """Retry opening the journal file if it is not open yet; restore the file if it was removed."""
         if self._file is None:
             self._open_late()
         elif self._file.removed:

@@ -72,8 +72,8 @@ class Found:
 
 
 class JournalFile:
-    """The open file; `found` has the rows that were read when it was opened. The constructor raises sqlite3.Error or
-    msgspec.MsgspecError if the file cannot be opened.
+    """The open journal file. `found`: the rows that were read when the file was opened. The constructor raises
+    sqlite3.Error or msgspec.MsgspecError if the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """

@@ -55,8 +55,8 @@ def refusal(
 
 
 def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propose, int, str | None]:
-    """The proposal that undoes the newest change, the revision that it reverts, and a refusal if no change can be
-    undone.
+    """Returns the proposal that undoes the newest change, the revision of this change, and the reason if no change can
+    be undone.
 
     `revision`: the current revision of the knobs.
     """
@@ -73,7 +73,7 @@ def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propo
 def new_command(
     propose: Propose, run: RunState, world: int, revision: int = 0, why: str = "", undoes: int = 0
 ) -> CommandState:
-    """The first state of a command: accepted with `revision`, or rejected without a revision."""
+    """The initial state of a command: accepted, with its revision, or rejected if `revision` is 0."""
     now = time.time()
     return CommandState(
         id=propose.id,

@@ -142,7 +142,7 @@ class StackQueries:
             self._send(client, codec.frame(frame))
 
     def _part(self, collection: _Collection, query: StackQuery) -> tuple[list[RankStacks], StacksCollected]:
-        """The collected answers of the ranks in a client's query, and the message that follows the last answer."""
+        """The answers that `collection` has for a client's query, and the message that is sent after these answers."""
         world = self._membership.world
         wanted = set(query.ranks) if query.ranks else set(range(world))
         ranks = [rank for rank in collection.asked if rank in wanted]

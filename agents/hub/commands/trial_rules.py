@@ -13,7 +13,7 @@ from agents.recording.commands import TrialEntry
 def check_request(
     ask: Try, board: Board | None, under_way: TrialState | None, journal_failure: str
 ) -> tuple[list[KnobState], str]:
-    """The knobs to try, and why they cannot be tried ("" if they can)."""
+    """Returns the knobs that the trial would change, and the reason for refusing the trial ("" if it is accepted)."""
     if journal_failure:
         return [], journal_failure
     if under_way:

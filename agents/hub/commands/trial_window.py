@@ -43,8 +43,8 @@ class Window:
         return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
-        """Summaries since the last call; None if the window must restart because older summaries have appeared or steps
-        were repeated.
+        """The summaries that are new since the last call. None if the window must be collected again, because older
+        summaries have been added or steps have been repeated.
         """
         if self._last is None or not summaries or summaries[0].step < self._oldest:
             return None

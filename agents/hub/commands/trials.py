@@ -254,8 +254,8 @@ class Trials:
         return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
 
     def _still_tried(self, state: TrialState) -> Changes:
-        """The old value of each knob that still has the value under trial; an operator may have changed the other
-        knobs."""
+        """For each knob that still has the value under trial, its value before the trial. An operator may have changed
+        some of the trial's knobs in the meantime; these are omitted."""
         values = self._values
         return {
             knob: was for knob, was in state.before.items() if values.get(knob, was) == state.changes[knob]

@@ -194,8 +194,8 @@ class Node:
                 self._forget(rank)
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
-        """Whether the rank may send this message. The relay must check this, because the hub would refuse the whole
-        batch of the relay for one bad message.
+        """Whether the rank may send this message. The relay checks each message itself: one forbidden message would
+        make the hub refuse the relay's whole batch.
         """
         if isinstance(message, OfTheJob):
             return rank == 0 or self._ranks[rank].hello.leader
@@ -262,8 +262,8 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Introduce this relay to the hub, unless it did so in the last `HELLO_S` seconds. The hub requests an
-        introduction for each frame from an unknown relay.
+        """Introduce this relay to the hub, at most once every `HELLO_S` seconds: the hub answers every frame of an
+        unknown relay with a request for an introduction.
         """
         if now - self._introduced_s < HELLO_S:
             return False
@@ -272,7 +272,8 @@ class Node:
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
-        """The connections of `ranks` on this node, or of all ranks of the node if `ranks` is empty."""
+        """The socket identities of those `ranks` that are on this node; if `ranks` is empty, of all ranks on this
+        node."""
         named = list(ranks) or list(self._ranks)
         return [self._ranks[rank].peer for rank in named if rank in self._ranks]
 

@@ -1,5 +1,5 @@
-"""The relay's bounded outbox to a hub that may be slow or absent. If the outbox is too full, newer records of a rank
-replace older ones.
+"""The relay's bounded outbox to a hub that may be slow or absent. If the outbox holds too many messages, only the
+newest record of each rank and kind is kept.
 """
 
 from collections import deque
@@ -60,7 +60,7 @@ class RelayOutbox:
 
     def flush(self, send: Callable[[bytes], bool]) -> int:
         """Send until the queue is empty or `send` returns False. Returns the number of messages dropped since the last
-        report. If the queue is not empty, returns 0 and leaves the report to a later call.
+        report. If `send` returns False, `flush` returns 0, and a later call reports the dropped messages.
         """
         while (frame := self._unsent or self._frame()) is not None:
             if not send(frame):

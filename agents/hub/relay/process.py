@@ -1,4 +1,4 @@
-"""A relay as a process: options, sockets, signals, exit status.
+"""The entry point of a relay process: parses the options, binds the sockets, handles signals and sets the exit status.
 
 python -m agents.hub.relay --run NAME --hub URL [--sockets DIR] [--key FILE] [--parent PID]
 """
@@ -33,8 +33,8 @@ from agents.transport.server_sockets import ServerSocket
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub.relay", in_terminal: bool = False
 ) -> int:
-    """Run a relay; returns 0 after SIGTERM (with `--parent`: after END_SIGNAL), Ctrl-C in a terminal, or the end of the
-    parent. The exit status is 2 if the relay cannot start.
+    """Run a relay. Returns 0 when the relay is stopped by SIGTERM (with `--parent`: by END_SIGNAL) or by Ctrl-C in a
+    terminal, or when the parent process has ended. The exit status is 2 if the relay cannot start.
     """
     parser = argparse.ArgumentParser(prog=prog, description="Connects the ranks of one node to a run's hub.")
     parser.add_argument("--run", required=True, help="name of the run")

@@ -1,4 +1,4 @@
-"""Publishes the detectors' alerts: to clients, to the run's log, and to the notifier."""
+"""Publishes the detectors' alerts to the clients, the run's log and the notifier."""
 
 import sys
 import time
@@ -64,7 +64,8 @@ class Alerts:
                 self._explain_stall(alert.ranks)
 
     def run_failed(self, text: str) -> None:
-        """Raise an alert that the run has ended with a failure. The log already has a line for the failure."""
+        """Raise the alert `failed` when the run has ended with a failure. This method does not write to the run's log,
+        which already has a line for the failure."""
         state = self._update_log.state
         self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
@@ -86,8 +87,8 @@ class Alerts:
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the event that reports an alert's start or end; these facts link the end event to the start
-    event."""
+    """The facts of the log event for an alert's start or end. These facts show which start event an end event belongs
+    to."""
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

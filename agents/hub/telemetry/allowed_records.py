@@ -1,4 +1,4 @@
-"""The table of records that a rank may send, about itself or about the job. The hub and the relays use this table."""
+"""The types of records that a rank may send about itself or about the job. The hub and the relays use these types."""
 
 from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, RankStacks, Record, Summary
 

@@ -2,9 +2,10 @@
 the journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
-which part belongs to the current run. If the leader is the same process as before, the whole history belongs to the
-current run. If the leader is a new process, the hub waits for the first step summary, and publishes the history before
-that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder starts a new curve.
+which part belongs to the current run. If the leader is the same process as before the restart, the whole history
+belongs to the current run. If the leader is a new process, the hub waits for the first step summary, and publishes the
+history before that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder starts a
+new curve.
 """
 
 import contextlib
@@ -54,8 +55,8 @@ class History:
             self._problem = f"internal error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Publish the history as soon as it is known which part belongs to the run of `leader`; returns True if this
-        call published it.
+        """Publish the restored history once it is known which part of it belongs to the current run, whose leader is
+        rank `leader`. Returns True if this call published the history.
         """
         if self._done or self._thread.is_alive():
             return False
@@ -105,7 +106,7 @@ class RestoredHistory:
 
 
 def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
-    """The oldest known step."""
+    """The oldest step in the curve or, without a curve, in the summaries."""
     return curve.first if curve else summaries[0].step if summaries else None
 
 
@@ -149,7 +150,7 @@ def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
 
 
 def _parts(messages: list[M]) -> Iterator[list[M]]:
-    """Split the messages into parts of about `MESSAGE_BYTES`, last part first."""
+    """Split the messages into parts of about `MESSAGE_BYTES` bytes, and yield the last part first."""
     part: list[M] = []
     size = 0
     for message in reversed(messages):

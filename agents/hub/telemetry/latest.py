@@ -1,7 +1,7 @@
 """The latest changes since a sequence number, for clients that skip intermediate updates.
 
-A client that skips updates needs only the newest record of each kind and rank, which is in the run's state. Updates
-that are not records are kept in order. Nothing is stored per client.
+A client that skips updates needs only the newest record of each kind and rank; these records are taken from the run's
+state. Updates that are not records are kept in order. Nothing is stored for individual clients.
 """
 
 from collections import deque
@@ -95,8 +95,8 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed. Each record is packed with its current value at the time when the record is
-        yielded. Without `ranks`, per-rank records are left out.
+        """Yields the packed changes after sequence number `seq`. A record is packed only when it is yielded, so it has
+        the value that is current then. Without `ranks`, per-rank records are left out.
         """
         updates = []
         for number, packed, thin in reversed(self._updates):

@@ -41,7 +41,8 @@ class Known:
 
 @dataclass
 class Connection:
-    """The ranks that a connection may send for: a single rank, or all ranks that sent a hello through a relay."""
+    """The ranks whose messages may arrive on one connection: a single rank, or all ranks that sent a hello through a
+    relay."""
 
     relay: Relay | None = None
     ranks: dict[int, Known] = field(default_factory=dict)
@@ -193,7 +194,7 @@ class Membership:
         return None
 
     def connection(self, identity: bytes) -> Connection | None:
-        """The ranks that a connection may send for; None if no hello arrived on it."""
+        """The ranks whose messages may arrive on a connection; None if no hello has arrived on it."""
         return self._connections.get(identity)
 
     def leave(self, rank: int) -> None:
@@ -215,8 +216,8 @@ class Membership:
         return f"process {pid} {_PROCESS_TEXT[_process(known)]}"
 
     def newly_lost(self, now: float) -> list[Gone]:
-        """Ranks that have now been silent for too long, and lost ranks whose process state has changed since the last
-        call.
+        """Ranks that count as lost from now on because they have been silent for too long, and ranks already lost whose
+        process state has changed since the last call.
         """
         here = this_host()
         gone = []

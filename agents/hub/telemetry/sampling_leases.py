@@ -1,4 +1,4 @@
-"""Sampling leases: full vectors that clients request, and how often each rank has to send them.
+"""Sampling leases: clients request records with full vectors, and the hub decides how often each rank sends them.
 
 A client holds at most one lease, which names record kinds and ranks; the client renews the lease while it shows these
 records. A rank without a lease uses its own sampling period. The total sampling rate is bounded, regardless of the
@@ -58,8 +58,8 @@ class SamplingLeases:
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
-        their connections. Ranks behind one relay share a message, so that the messages do not fill the socket's send
-        queue: ZeroMQ drops messages when this queue is full.
+        their connections. All ranks behind one relay get a single message, so that the messages do not fill the
+        socket's send queue; ZeroMQ drops messages when this queue is full.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:

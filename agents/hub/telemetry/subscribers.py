@@ -88,7 +88,8 @@ class Subscribers:
         return None
 
     def _limit_reached(self, key: str, viewer: bool) -> str | None:
-        """Which limit a new client would exceed, in one sentence; None if there is room."""
+        """The limit that a new client would exceed, as text such as ``256 clients``; None if the client can be
+        admitted."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"

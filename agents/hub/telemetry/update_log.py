@@ -48,7 +48,7 @@ class UpdateLog:
 
     def publish(self, update: Update) -> None:
         """Publish `update` under the next sequence number. Raises WireError if the update is too large for a frame; the
-        number then remains unused.
+        next update then gets this number.
         """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
@@ -83,7 +83,7 @@ class UpdateLog:
                 self._log.append(_Batch([]))
 
     def holds(self, epoch: str, seq: int) -> bool:
-        """Whether the log has every update after `seq` of `epoch`."""
+        """Whether the log still has every update after number `seq` of the hub process with the epoch `epoch`."""
         return epoch == self.epoch and self.seq - self._kept <= seq <= self.seq
 
     def after(self, seq: int) -> list[bytes]:

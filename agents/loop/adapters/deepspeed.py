@@ -33,10 +33,11 @@ BETWEEN = "data, own code"  # phase between an `engine.step` and the next forwar
 def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of a `DeepSpeedEngine` to a hub. Call `watch` on all ranks, after `deepspeed.initialize`.
 
-    `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`. `stop`
-    does not end iterators that were created before this call. `save` is called with the number of completed updates and
-    saves a checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments
-    for `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
+    `loader`: the loop's data loader, which yields no further batches after the action `stop`; the default is
+    `engine.training_dataloader`. `stop` does not end iterators that were created before this call. `save` is called
+    with the number of completed updates and saves a checkpoint; the default is `engine.save_checkpoint` in the folder
+    ``checkpoints``. `join`: further arguments for `agents.join`. Raises ValueError if the engine is a `PipelineEngine`
+    or has no optimizer.
     """
     if hasattr(engine, "train_batch"):
         raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")
@@ -52,7 +53,7 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
 
 
 class _Watched:
-    """The training loop of one engine, from the call to `watch` on."""
+    """One DeepSpeed engine, connected to a hub: wraps the methods that its training loop calls."""
 
     def __init__(self, engine: Any, loader: Any, ranks: TorchRanks, loop: Loop, save: Save | None) -> None:
         self._engine, self._ranks, self._loop = engine, ranks, loop
@@ -149,7 +150,7 @@ class _Watched:
     # ------------------------------------------------------------------------------------------ a step
 
     def _open(self) -> StepReport:
-        """The current step; begins one if there is none."""
+        """Return the report of the current step. If no step is open, begin one first."""
         if self._report is None:
             self._context = self._loop.step(self._engine.global_steps + 1)
             self._report = self._context.__enter__()
@@ -231,7 +232,7 @@ class _Watched:
         return original()
 
     def _leave(self) -> None:
-        """Leave the run, on all ranks, and discard the current step. After a stop, the loader has no more batches."""
+        """Leave the run, on all ranks, and discard the current step. After a stop, the loader yields no batches."""
         if self._left:
             return
         self._left = True

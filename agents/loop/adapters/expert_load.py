@@ -1,8 +1,8 @@
 """Counts the token-expert pairs of each layer with hooks on a model's routers.
 
 A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
-contains the indices of the chosen experts as integers. For DeepSpeed, the hooks are set on each `MOELayer`, whose
-`exp_counts` has the counts of its last forward pass, before tokens are dropped.
+contains the indices of the chosen experts as integers. For DeepSpeed, the hooks are set on each `MOELayer`; the
+layer's `exp_counts` contains the counts of its last forward pass, including tokens that are then dropped.
 """
 
 import re
@@ -121,8 +121,8 @@ def _is_moe_layer(module: Any) -> bool:
 
 
 def layer_numbers(names: Sequence[str]) -> list[int]:
-    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the router's index if a name has no
-    layer, or if two names have the same layer.
+    """The layer number in each router's name, such as 3 in ``model.layers.3.mlp.gate``. If a name has no number, or if
+    two names have the same number, the routers are numbered from 0 instead.
     """
     found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
     layers = [int(match[1]) for match in found if match]

@@ -111,7 +111,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 class _Training:
-    """One call of `Trainer.train`, starting with `on_train_begin`."""
+    """One call of `Trainer.train`, connected to a hub from `on_train_begin` on."""
 
     def __init__(
         self,

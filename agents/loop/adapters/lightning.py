@@ -42,7 +42,7 @@ def cockpit_callback(**join: Any) -> Any:
 
 class _Hooks:
     """The methods that Lightning's `Trainer` calls during training. `Trainer` accepts only subclasses of Lightning's
-    `Callback`, so `cockpit_callback` derives a class from both.
+    `Callback`, so `cockpit_callback` derives a class from `_Hooks` and `Callback`.
     """
 
     def __init__(self, join: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class _Hooks:
 
 
 class _Fit:
-    """One call of `Trainer.fit`, starting with `on_train_start`."""
+    """One call of `Trainer.fit`, connected to a hub from `on_train_start` on."""
 
     def __init__(self, trainer: Any, module: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop

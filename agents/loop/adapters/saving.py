@@ -1,4 +1,4 @@
-"""Saves a checkpoint that an operator requested."""
+"""Saves a checkpoint when an operator requests one."""
 
 from collections.abc import Callable
 

@@ -21,8 +21,8 @@ LEAVE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last acks of 
 class TorchRanks:
     """This process as a rank of the job's process group; the only rank if there is no group.
 
-    The constructor is a collective call. The constructor creates a separate gloo group, because gloo does not wait for
-    the GPU, and because the exchanges must not mix with the program's own collectives.
+    The constructor is a collective call. The constructor creates a separate gloo group: gloo does not wait for the GPU,
+    and in a separate group, these collectives do not mix with those of the training program.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class TorchRanks:
         return total
 
     def leave(self, loop: Loop) -> None:
-        """Close `loop` after the last step. Rank 0 closes last, because the other ranks need its hub for their last
-        acks. Collective."""
+        """Close `loop` after the last step. Rank 0 closes its loop last, because it may have started the hub, to which
+        the other ranks send their last acks. Collective."""
         import torch.distributed as dist
 
         if self.rank != LEADER:
@@ -61,9 +61,9 @@ class TorchRanks:
         loop.close()
 
     def await_others(self) -> None:
-        """On rank 0, wait at most `LEAVE_S` until the other ranks have called this method too; by then, they have sent
-        their last acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the store
-        of the process group.
+        """On rank 0, wait at most `LEAVE_S` seconds until all other ranks have called this method; they call it after
+        sending their last acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the
+        store of the process group.
         """
         with suppress(Exception):  # another rank may have failed, or the launcher may have ended
             keys = [f"cockpit/{self._group.group_name}/{rank}" for rank in range(self.world)]
@@ -93,9 +93,9 @@ SPARE = 32  # bytes by which the next step may be longer
 
 
 def all_gather_over(group: Any) -> Agree:
-    """An `agree` function over a gloo group. The first all-gather has room for the longest message of the last call,
-    because messages of successive steps have similar lengths. If a rank has a longer message, such as one with a
-    command, a second all-gather on all ranks sends the rest.
+    """An `agree` function over a gloo group. Each call starts with an all-gather of buffers that have room for
+    the longest message of the previous call, because messages of successive steps have similar lengths. If a rank has a
+    longer message, such as one with a command, a second all-gather on all ranks sends the rest.
     """
     import torch
     import torch.distributed as dist

@@ -44,7 +44,7 @@ def watch(trainer: Any, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The training loop of one trainer, from the call to `watch` on."""
+    """One trainer, connected to a hub: wraps the methods of its training loop."""
 
     def __init__(self, trainer: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
@@ -198,7 +198,8 @@ class _Watched:
 class _ExpertCounters:
     """The counters of the MoE layers: on each rank, the token-expert pairs of its own tokens since the last reset.
 
-    A counter is reset in `optimizers.step` if the layer balances its load with a bias, and never otherwise. If a layer
+    `optimizers.step` resets the counter of each layer that balances its load with a bias. The counters of other layers
+    are never reset. If a layer
     uses activation checkpointing, its counter counts each token-expert pair twice.
     """
 
@@ -217,7 +218,7 @@ class _ExpertCounters:
         self._starts = [self._counter(*one[1:3]).clone() for one in self._found]
 
     def read(self) -> None:
-        """Read the counters at the end of a step, before they may be reset."""
+        """Read the counters at the end of a step. Call this before `optimizers.step`, which may reset the counters."""
         import torch
 
         own = [

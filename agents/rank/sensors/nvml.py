@@ -84,7 +84,7 @@ def _float(value: float | None, factor: float = 1.0) -> float | None:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """The handle of a GPU or of a MIG instance; torch gives UUIDs without the prefix."""
+    """The NVML handle of the GPU or MIG instance with this UUID. NVML's UUIDs have a prefix, but torch omits it."""
     if uuid.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     try:
@@ -94,7 +94,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 
 
 def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
-    """The handle of the device with CUDA index `number` in a process with the environment variables `environ`."""
+    """The NVML handle of the GPU that has CUDA index `number` in a process with the environment `environ`."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     seen = [str(index) for index in range(len(every))] if visible is None else _entries(visible)

@@ -50,9 +50,9 @@ class StepLoss:
 
 
 class Losses:
-    """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
-    optimizer. Each optimizer step takes the losses since the previous optimizer step; if there are none, those of the
-    previous optimizer step are kept."""
+    """Collects the losses of the step in progress. A program with several optimizers may call `backward` before the
+    step of each optimizer. At the end of an optimizer's step, the losses recorded since the previous optimizer's step
+    replace the earlier ones; if there are none, the earlier losses are kept."""
 
     def __init__(self) -> None:
         self._since: list[Scalar] = []

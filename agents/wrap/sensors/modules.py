@@ -1,8 +1,8 @@
 """Times the forward passes of the outermost modules that have parameters.
 
 torch's global module hooks would cost time in each submodule, and hooks on a single module would be saved and copied
-with the module. So the `__call__` of the outermost module's class is wrapped. The outermost modules are found by
-searching all objects in memory.
+with the module. Instead, the `__call__` method of each outermost module's class is wrapped. The outermost modules are
+found by searching all objects that Python's garbage collector tracks.
 """
 
 import gc

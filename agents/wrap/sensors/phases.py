@@ -28,8 +28,8 @@ class Phases:
 
     @property
     def current(self) -> tuple[str, float]:
-        """The innermost open phase, or "", and the time of the last change of phase (`time.perf_counter`, which is
-        `time.monotonic` on Linux). Other threads may read this property."""
+        """The innermost open phase, or "" if none is open, and the time at which the phase last changed
+        (`time.perf_counter`, which is `time.monotonic` on Linux). Other threads may read this property."""
         opened = self._open[-1:]  # one operation, because the training thread may change the list
         return opened[0] if opened else "", self._since
 

@@ -48,8 +48,9 @@ def _nothing(tensor: Any, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """How to read the arguments of a call: the position and name of the tensor whose size is counted, the position of
-    the group, and the function that computes the bytes that a rank sends."""
+    """How to compute the traffic of one torch.distributed function: the position and the name of the tensor argument
+    whose size is counted, the position of the group argument, and the function that computes the bytes that a rank
+    sends."""
 
     tensor: int
     name: str
@@ -83,7 +84,7 @@ class StepTraffic:
         self._s: dict[str, float] = {}
 
     def sent(self, collective: Collective, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Count the bytes that a call sends. Returns the axis of the call's process group."""
+        """Count the bytes that this rank sends in a collective. Returns the axis of the call's process group."""
         group = kwargs.get("group")
         if group is None and len(args) > collective.group:
             group = args[collective.group]
@@ -99,15 +100,15 @@ class StepTraffic:
 
     def waited(self, axis: str | None, seconds: float) -> None:
         """Add the time for which the training thread waited for a collective. `axis` is None in `Work.wait`, because an
-        earlier call launched the collective. The time is then added to the only axis in this step's traffic or, if
-        there are several axes or none, to `OTHER`."""
+        earlier call launched the collective. If `axis` is None and this step has traffic on exactly one axis, the time
+        is added to that axis, otherwise to `OTHER`."""
         axis = axis or (next(iter(self._bytes)) if len(self._bytes) == 1 else OTHER)
         self.add(axis, 0)
         self._s[axis] = self._s.get(axis, 0.0) + seconds
 
     def take(self) -> dict[str, Traffic]:
-        """The traffic since the last call. Time hidden behind computation is not measured, so all measured time counts
-        as exposed.
+        """The traffic since the last call. Only the time for which the program waits is measured, so all of this time
+        counts as exposed.
         """
         sent, self._bytes = self._bytes, {}
         waited, self._s = self._s, {}
@@ -132,7 +133,7 @@ def axis_of(group: Any) -> tuple[str, int]:
 
 
 class Replicas:
-    """Traffic of the `DistributedDataParallel` modules of the program, whose reductions start in C++.
+    """Counts the traffic of the program's `DistributedDataParallel` modules, which start their reductions from C++.
 
     Bytes are computed from the sizes of the gradients and buffers. A module with a communication hook is not counted,
     because the hook may compress the gradients.

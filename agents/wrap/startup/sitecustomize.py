@@ -21,8 +21,8 @@ WATCHED = "COCKPIT_WRAP"  # set by `cockpit wrap`
 
 
 class TorchImport:
-    """An import finder that is placed before all other finders. The finder finds torch through the other finders, and
-    installs the hooks after torch is imported.
+    """A finder at the start of `sys.meta_path`. For torch, it returns the spec that the other finders return, with a
+    loader that installs the hooks after it has executed torch.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -60,7 +60,7 @@ def _watch() -> None:
 
 
 def _missing() -> str:
-    """Why this process cannot be watched; "" if it can."""
+    """Why `agents` cannot be loaded in this process, for example because a dependency is missing; "" if it can."""
     found = importlib.util.find_spec("agents")
     places = [Path(place).resolve() for place in (found.submodule_search_locations or ())] if found else []
     if places and places[0] != PACKAGE:
@@ -77,7 +77,8 @@ def _say(why: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the sitecustomize that this file shadows, from the first other folder that has one, as `site` would do."""
+    """Import the user's sitecustomize, which this file shadows, from the other folders in `sys.path`, as `site` would
+    do."""
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
     try:

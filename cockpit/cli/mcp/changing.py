@@ -91,7 +91,8 @@ class ChangingTools:
         return self._settled(words, send, wait_s)
 
     def _settled(self, words: list[str], send: Callable[[Connection], str], wait_s: float) -> dict[str, Any]:
-        """Send a proposal, and return its outcome or, if it is still pending after `wait_s`, its state."""
+        """Call `send`, which sends a proposal, and return the proposal's outcome or, if it is still pending after
+        `wait_s` seconds, its state."""
         with self._session.requesting(words) as connection:
             client = connection.client
             id = request(lambda: send(connection))

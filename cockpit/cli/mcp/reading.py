@@ -65,7 +65,8 @@ class ReadingTools:
         self._session = session
 
     def list_runs(self, limit: Limit = 32) -> dict[str, Any]:
-        """List the runs in the folder of runs, live ones first. This server reads and changes only its own run."""
+        """List the runs in the runs folder, live ones first. All other tools work on one run only, named in
+        `this_server`."""
         try:
             found = RunLister(runs_dir()).runs()
         except OSError as error:
@@ -81,7 +82,7 @@ class ReadingTools:
             return bounded(plain.overview(view.store) | _missing(view))
 
     def watch(self, seconds: Annotated[float, Field(gt=0, le=30)] = 5.0) -> dict[str, Any]:
-        """Watch the run for some seconds, and return the steps that ended in this time, then the status."""
+        """Watch the run for some seconds. Returns the steps that ended in this time, and the status after it."""
         with self._session.view() as view:
             summaries = view.store.state.summaries
             last = summaries[-1].step if summaries else -1
@@ -198,14 +199,15 @@ class ReadingTools:
 
     def preview(self, changes: Changes) -> dict[str, Any]:
         """The predicted effect of knob changes; nothing is changed. Each estimate has an interval, its source, and how
-        often earlier predictions were right. `why`: why the changes are not legal."""
+        many earlier intervals contained the measured value. `why` says why the changes are not legal or why there are
+        no estimates."""
         words = words_of(changes)
         with self._session.requesting(words) as connection:
             answer, trusts = ask_preview(connection, words)
             return bounded(stamp(connection.store) | plain_answer(answer, trusts))
 
     def trial(self, wait_s: Wait = 45.0) -> dict[str, Any]:
-        """The newest trial of a knob; waits until it is over, but at most wait_s."""
+        """The newest trial of a knob; waits at most wait_s seconds for the trial to end."""
         with self._session.requesting() as connection:
             trials = list(connection.client.state.trials.values())
             if not trials:
@@ -214,7 +216,7 @@ class ReadingTools:
 
 
 def trial_outcome(connection: Connection, id: str, wait_s: float) -> dict[str, Any]:
-    """Wait until the trial is over, but at most `wait_s`."""
+    """Wait at most `wait_s` seconds for the trial to end, and return it; if it has not ended, `pending` says so."""
     client, began = connection.client, time.monotonic()
     while id not in client.state.trials:
         connection.poll(0.05)

@@ -73,7 +73,8 @@ class CockpitServer(MCPServer[Any]):
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap a tool so that the client gets the message of a CockpitError, an error that the user can correct."""
+    """Wrap a tool so that the client receives the message of each CockpitError, because the user can correct such an
+    error."""
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> dict[str, Any]:

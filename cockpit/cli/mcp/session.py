@@ -16,8 +16,8 @@ PAUSE_S = 0.05  # pause between two polls, in which a tool gets the lock
 
 
 class Follower:
-    """A connection that a thread polls until `stop` is called or the connection fails. After a failure, `error` is the
-    reason."""
+    """A connection that a thread polls until `stop` is called or the connection fails. If the connection has failed,
+    `error` gives the reason."""
 
     def __init__(self, run: str) -> None:
         self.error = ""
@@ -84,7 +84,7 @@ class Session:
 
     @contextmanager
     def requesting(self, words: Sequence[str] = ()) -> Iterator[Connection]:
-        """A connection for one request, with this server's role: without `operator`, the hub refuses changes."""
+        """A connection for one request, with this server's role; if `operator` is False, the hub refuses changes."""
         with steering(self.chosen(), words, self.operator, watch_only=not self.operator) as connection:
             yield connection
 

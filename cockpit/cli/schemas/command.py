@@ -1,7 +1,7 @@
 """``cockpit schema``: prints the JSON Schema of a `--json` output.
 
-The JSON files beside this module contain the schemas (`outputs`, by name) and the definitions that they share
-(`$defs`). Later releases keep the required fields of each output and their types, and may add fields.
+The JSON files in this folder contain the schemas by output name, under `outputs`, and the shared definitions, under
+`$defs`. Later releases keep the required fields of each output and their types, and may add fields.
 """
 
 import re

@@ -23,7 +23,7 @@ SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 
 def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | None = None) -> int:
-    """Print the state of a run, now or at a position of its recording. With a filter, print only the ranks that match
+    """Print the state of a run, now or at a position in its recording. With a filter, print only the ranks that match
     it."""
     loaded = load_snapshot(run, at)
     store = loaded.store

@@ -40,7 +40,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
 
 
 def _wait_for_ranks(connection: Connection) -> None:
-    """Wait for the ranks and their knobs. If only the knobs are missing, go on without them."""
+    """Wait until the snapshot with the ranks and knobs is complete. If only the knobs are missing, continue."""
     try:
         connection.wait_for_snapshot()
     except CockpitError:

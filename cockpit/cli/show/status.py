@@ -99,7 +99,7 @@ def _replaced(connection: Connection) -> bool:
 
 
 def _reason(error: CockpitError, lines: int, width: int) -> list[Line]:
-    """Lines that say why no run is shown, at most `lines` of them."""
+    """At most `lines` lines of text that say why no run is shown."""
     text = wrapped(f"· {NO_RUN}: {error}", max(8, width), max_lines=lines, placeholder=" …")
     return [(Level.NOTE, line) for line in text]
 

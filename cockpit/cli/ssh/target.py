@@ -1,5 +1,5 @@
-"""The parts of an ``ssh://`` URL. Each part is checked, so that ssh cannot interpret it as an option, nor a shell as a
-command."""
+"""The parts of an ``ssh://`` URL. Each part is checked, so that ssh cannot interpret the part as an option, and a shell
+cannot interpret it as a command."""
 
 import re
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """An ssh connection that forwards the sockets of a run's hub to a private directory on this machine.
 
 A single ssh process holds the connection. This process logs in with the user's ssh configuration, agent and jump hosts,
-so a password is typed only once. On the other machine, the process runs ``cockpit where``, which prints the hub's
-sockets and then waits. Finally, the process forwards these sockets. When the connection is lost, the forwarded sockets
-are removed, clients show the run as stale, and a thread reconnects.
+so a password is typed only once. On the other machine, ssh starts ``cockpit where``, which prints the hub's sockets and
+then waits. The same ssh process then forwards the hub's sockets to this machine. When the connection is lost, the
+forwarded sockets are removed, clients show the run as stale, and a thread reconnects.
 """
 
 import contextlib
@@ -116,8 +116,8 @@ class Tunnel:
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection. If the connection has been lost for at least `SHOWN_S`, say on standard error for how
-        long and why."""
+        """End the connection. If the connection was lost at least `SHOWN_S` seconds ago and has not been restored,
+        print on standard error how long it has been lost, and why."""
         self._over.set()
         if (process := self._process) is not None:
             process.terminate()  # the thread may be waiting for its answer
@@ -172,8 +172,8 @@ class Tunnel:
                 raise CockpitError(forwarding_failure(self._target, self._printed()))
 
     def _request(self, *words: str) -> None:
-        """Send a request to the local ssh process. That process has already read the user's ssh configuration, so this
-        call ignores it."""
+        """Send a request to the local ssh process that holds the connection. The request is sent by a second ssh
+        command, which needs no ssh configuration because the connection already exists."""
         control = str(self._directory / CONTROL)
         try:
             done = subprocess.run(
@@ -196,7 +196,7 @@ class Tunnel:
         return ""
 
     def _shorten_messages(self) -> None:
-        """Empty the file with ssh's messages if it has become large, because ssh appends to it as long as it runs."""
+        """Truncate the file that contains ssh's messages if the file has become large, because ssh keeps appending."""
         messages = self._directory / MESSAGES
         with contextlib.suppress(OSError):
             if messages.stat().st_size > LONGEST_ANSWER:
@@ -244,7 +244,7 @@ class Tunnel:
 
 def remote_end(url: str) -> str:
     """The remote end of a forwarded socket, in the syntax of ``ssh -L``: the path of a socket, or HOST:PORT. Raises
-    CockpitError if the other machine answered anything else."""
+    CockpitError if `url`, which the other machine reported, is neither of these."""
     if is_tcp(url):
         with contextlib.suppress(RunError):
             return connect_address(url).removeprefix("tcp://")

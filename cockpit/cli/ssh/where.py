@@ -24,8 +24,8 @@ class Where(Struct, frozen=True, omit_defaults=True):
 
 
 def where(run: str | None, operator: bool, hold: bool) -> int:
-    """Print the endpoints of the run's hub as one JSON record. With `hold`, then wait until standard input is closed,
-    to keep an ssh connection open."""
+    """Print the endpoints of the run's hub as one JSON record. With `hold`, do not return until standard input is
+    closed, so that the ssh connection stays open."""
     print_json(plain.plain(_where(endpoints(run), operator)))
     if hold:
         while os.read(sys.stdin.fileno(), 4096):

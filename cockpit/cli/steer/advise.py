@@ -111,7 +111,7 @@ def ranked_plain(one: Ranked) -> dict[str, Any]:
 
 
 def ranked_rows(found: Advice) -> list[list[str]]:
-    """The table of the ranked changes, best first, with its headings."""
+    """The rows of a table of the ranked changes: a row of headings, then the changes, best first."""
     return [
         [ON_THE_BOARD, "step time", "likely", "from"],
         *(

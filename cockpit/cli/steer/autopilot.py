@@ -52,7 +52,8 @@ class Options:
 
 @dataclass
 class Autopilot:
-    """One session of the autopilot. `moves` is the number of trials so far, `kept` the number of kept changes."""
+    """One session of the autopilot. `moves` is the number of trials started so far, and `kept` is the number of changes
+    that were kept after their trial."""
 
     connection: Connection
     options: Options
@@ -143,9 +144,9 @@ class Autopilot:
         self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
-        """After the trial of a change that affects the loss, propose the change again if steps were clearly faster and
-        the mean loss increased by at most 2 %. The hub always reverts the trial of such a change, because step time
-        alone cannot justify the change."""
+        """After the trial of a change that affects the loss, propose the change again if the 95 % confidence interval
+        of the step-time ratio lies below 1 and the mean loss increased by at most 2 %. The hub always reverts the trial
+        of such a change, because step time alone cannot justify the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
         if not loss_kept(trial):

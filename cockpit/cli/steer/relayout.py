@@ -1,5 +1,5 @@
-"""The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until the ranks train
-again.
+"""The command `cockpit relayout`: changes keys of a live run's layout, such as `grid.tp`, and waits until the restarted
+ranks train in the new layout.
 
 The layout, written as a string, is a knob (docs/train/relayout.md), so a change of the layout is checked, previewed,
 logged and undone like any other change.
@@ -21,8 +21,8 @@ from cockpit.printing import print_json, print_line
 def relayout(
     run: str | None, words: Sequence[str], dry_run: bool, reason: str, timeout_s: float, as_json: bool
 ) -> int:
-    """Preview the layout after the changes in `words`. Unless `dry_run` is set, propose this layout, and wait until the
-    ranks train in it.
+    """Preview the layout that results from the changes in `words`. Unless `dry_run` is set, propose this layout, and
+    wait until the ranks train in it.
     """
     keys = _keys(words)
     with steering(run) as connection:

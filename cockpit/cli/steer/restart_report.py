@@ -13,8 +13,8 @@ KNOB = "layout"
 
 
 def report_restart(connection: Connection, id: str, started: int, timeout_s: float, as_json: bool) -> int:
-    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: number of
-    restarts before this command.
+    """Wait until the ranks have restarted in the layout that the command `id` requested, and print the training time
+    lost. `started`: number of restarts before this command.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -40,7 +40,8 @@ def report_restart(connection: Connection, id: str, started: int, timeout_s: flo
 
 
 def _restart(events: Sequence[Event], started: int) -> Event | None:
-    """The newest event that reports a restart with a number above `started`; None if there is none yet."""
+    """The newest event that reports a restart whose number is greater than `started`; None if no such event has arrived
+    yet."""
     for event in reversed(events):
         number = event.facts.get(RESTART)
         if isinstance(number, int) and number > started:

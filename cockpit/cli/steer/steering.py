@@ -28,8 +28,9 @@ ANSWER_S = 10.0
 def steering(
     run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
 ) -> Iterator[Connection]:
-    """The connection of one command to the hub. The connection has received the knob board, unless the run is still
-    starting. Malformed `words` are rejected before the command connects."""
+    """Context manager for the connection of a command to the hub. When the context is entered, the connection has
+    already received the knob board, unless the run is still starting. Malformed `words` are rejected before the command
+    connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator, watch_only=watch_only) as connection:
@@ -56,8 +57,8 @@ def requested_changes(connection: Connection, words: Sequence[str]) -> dict[str,
 
 
 def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, Value]:
-    """Parse arguments, each of which is ``knob=value`` or the name of an action. Raise CockpitError if one is malformed
-    or a knob is named twice."""
+    """Parse arguments, each of which is ``knob=value`` or the name of an action. Raise CockpitError if an argument is
+    malformed or a knob is named twice."""
     changes: dict[str, Value] = {}
     for word in words:
         value_of_action = only_value(board[word]) if word in board else None
@@ -174,8 +175,8 @@ def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed
 
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
-    """The answer to a preview query as plain data. For each quantity, the answer states how many earlier previews in
-    this run were checked, and how many of these were right.
+    """The answer to a preview query as a dictionary for JSON output. Each estimate also contains how many earlier
+    previews of its quantity were checked in this run, and how many of these were right.
     """
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]

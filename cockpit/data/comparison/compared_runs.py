@@ -48,8 +48,9 @@ class By(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """The tokens and the elapsed time of a run by step. `tokens`: tokens per step; None if unknown. `steps` and
-    `seconds`: when each step ended, in ascending order; second 0 is the end of the first known step."""
+    """Converts the steps of a run to numbers of tokens or elapsed time, and back. `tokens`: tokens per step; None if
+    unknown. `steps` and `seconds`: when each step ended, in ascending order; second 0 is the end of the first known
+    step."""
 
     tokens: int | None = None
     steps: Sequence[int] = ()
@@ -74,7 +75,7 @@ class Progress:
 
 
 def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
-    """Interpolate linearly; None outside the given points."""
+    """The linearly interpolated y value at `x`; None if `x` is outside `xs`."""
     if not xs or not xs[0] <= x <= xs[-1]:
         return None
     place = bisect_left(xs, x)
@@ -100,7 +101,7 @@ class RunCurves:
 
     @property
     def last(self) -> int | None:
-        """The newest step with values."""
+        """The newest step for which the run has values; None if it has none."""
         whole = extent(self.store.state)
         return whole[1] if whole else None
 
@@ -178,7 +179,7 @@ def progress_of(store: Store, recording: Recording | None) -> Progress:
 
 
 def read_layout(folder: Path) -> dict[str, str]:
-    """The flattened keys of a run's layout file; empty if there is none or it cannot be read."""
+    """The flattened keys of a run's layout file with their values; empty if the file is missing or cannot be read."""
     try:
         text = read_ordinary(folder / LAYOUT_FILE, LAYOUT_BYTES).decode()
         return dict(_flat(tomllib.loads(text)))
@@ -205,7 +206,7 @@ def _flat(tree: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A key with different values in two runs; `·` where a run has no value."""
+    """A layout key, knob or fact that has different values in two runs; `·` stands for a missing value."""
 
     kind: str  # layout, knob or fact
     key: str
@@ -286,8 +287,8 @@ def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
 
 
 def table(one: RunCurves, other: RunCurves, steps: Sequence[int]) -> list[Pair]:
-    """The values of the metrics that both runs have, at each of `steps`. If the state keeps a step only as
-    part of a bucket of steps, the value is read from the recording."""
+    """The values of the metrics that both runs have, at each of `steps`. If the state contains a step only as part of a
+    bucket of several steps, the step's value is read from the recording."""
     exact = [_exact(run, steps) for run in (one, other)]
     found = []
     for metric in CURVE_METRICS:
@@ -304,7 +305,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """The values of each metric by step, for each of `steps` at which the run has a value."""
+    """For each metric, the run's values by step, limited to the steps in `steps`."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

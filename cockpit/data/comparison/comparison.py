@@ -74,7 +74,7 @@ class Comparison:
         self._view = view
 
     def is_known(self, by: By) -> bool:
-        """Whether the x position of every run is known if the runs are aligned by `by`."""
+        """Whether the position on the x axis `by` (step, tokens or time) is known for every run."""
         runs = [self.own, *self.others]
         return all(
             run is not None and run.last is not None and run.progress.x(by, run.last) is not None
@@ -133,7 +133,8 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the elapsed time of the open run. Called at intervals while the run continues."""
+        """Read the layout and the elapsed time of the open run. Called every `AGAIN_S` seconds, because the open run
+        may still be training."""
         store = self._store
         if store is None:
             return
@@ -163,7 +164,8 @@ class Comparison:
             self.revision += 1
 
     def _detail(self, one: RunCurves, view: View | None) -> None:
-        """Read the values of a run at every visible step from its recording, unless the state has them."""
+        """Read the values of every visible step from the run's recording, unless the run's state already contains these
+        values."""
         with self.lock:
             if view != one.store.curve_view.steps:
                 one.store.curve_view.show(view)

@@ -1,7 +1,7 @@
 """Curves of a run for a chart: segments of steps, each at the best available resolution.
 
-The state of a run keeps old steps only in buckets (`agents.state.metric_curves`); `detail` contains every step in the
-visible range, read from the recording.
+For old steps, the state of a run keeps only a few values per bucket of steps (`agents.state.metric_curves`); `detail`
+contains every step in the visible range, read from the recording.
 """
 
 import math
@@ -76,8 +76,8 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 
 def _usual(found: Sequence[Segment]) -> int:
-    """The median distance in steps between neighbouring points. The distance may exceed 1, because some training loops
-    do not report every step.
+    """The median distance in steps between neighbouring points. The median may exceed 1, because some training loops do
+    not report every step.
     """
     gap = [b - a for one in found if one.width == 1 for (a, _), (b, _) in pairwise(one.points)]
     return int(median(gap)) if gap else 1
@@ -138,9 +138,7 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
 
 
 def half_life(steps: int, share: float) -> int:
-    """The round number (1, 2 or 5 times a power of ten) nearest to `share` times `steps`, the number of visible steps;
-    at least 2.
-    """
+    """`share` times the number of visible `steps`, rounded to 1, 2 or 5 times a power of ten; at least 2."""
     wanted = max(2.0, steps * share)
     power = 10.0 ** math.floor(math.log10(wanted))
     return int(min((factor * power for factor in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / wanted))))

@@ -1,7 +1,7 @@
 """The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
 
-The state of a run keeps old steps only in buckets (`agents.state.metric_curves`). The detail of a view contains every
-step in the view's range; it is read from the recording and set with `set_detail`.
+For old steps, the state of a run keeps only a few values per bucket of steps (`agents.state.metric_curves`). The detail
+of a view contains every step in the view's range; it is read from the recording and set with `set_detail`.
 """
 
 import copy
@@ -69,7 +69,8 @@ class CurveView:
         return self.steps[0] + ahead, self.steps[1] + ahead
 
     def wanted_detail(self) -> View | None:
-        """The range of steps to read from a recording, because the state has them only in wide buckets."""
+        """The range of steps to read from a recording because the run's state has these steps only in wide buckets;
+        None if no range is needed."""
         view, curve, detail = self.steps, self._state().curve, self.detail
         if view is None or curve.width == 1 or curve.last is None or view[0] > curve.last:
             return None
@@ -123,7 +124,7 @@ def zoom(view: View, by: float, at: int | None = None) -> View:
 
 
 def pan(view: View, by: float) -> View:
-    """The view, moved by the fraction `by` of its width. The moved view does not start before step 0."""
+    """`view` moved by the fraction `by` of its width. The moved view does not start before step 0."""
     move = max(-view[0], round((view[1] - view[0]) * by))
     return view[0] + move, view[1] + move
 

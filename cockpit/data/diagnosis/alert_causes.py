@@ -35,7 +35,7 @@ EXPLAINS = 0.5  # minimum share of a step's growth at which collectives are name
 
 
 def alert_rule(level: str) -> Callable[[Store], Diagnosis | None]:
-    """A rule that reports the root cause of the active alerts of a level."""
+    """Create a rule that diagnoses the root cause of the active alerts with severity `level`."""
 
     def rule(store: Store) -> Diagnosis | None:
         alerts = by_severity(alert for alert in store.state.alerts.values() if alert.level == level)

@@ -112,8 +112,8 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice against a bubble: how to try more micro-batches than `now` or, if a trial in this run has already shown no
-    gain, the result of that trial.
+    """Advice on a pipeline bubble: the command that tries more micro-batches than `now`, or the result of an earlier
+    trial in this run that showed no gain.
     """
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
@@ -136,7 +136,8 @@ def _more_micro_batches(store: Store, now: int) -> str:
 
 
 def _refutes_more(trial: TrialState, now: int) -> bool:
-    """Whether the trial changed only micro_batches, to a value above `now`, and was reverted after measuring."""
+    """Whether the trial raised micro_batches from `now`, changed no other knob, and was reverted after its
+    measurement."""
     name, tried_with = "micro_batches", trial.changes.get("micro_batches")
     alone = set(trial.changes) == {name} and trial.before.get(name) == now
     more = isinstance(tried_with, int) and tried_with > now
@@ -214,7 +215,8 @@ def time_shares(store: Store) -> Diagnosis | None:
 
 
 def _job_shares(summary: Summary) -> Diagnosis:
-    """A diagnosis from the exposed share of the step, averaged over ranks, for a client without per-rank records."""
+    """The diagnosis for a client that receives no per-rank records: the share of the step time spent in exposed
+    communication, averaged over ranks."""
     if not summary.comm:
         return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)

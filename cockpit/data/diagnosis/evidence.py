@@ -45,7 +45,7 @@ def _memory_share(store: Store) -> float | None:
 
 
 def trusted(store: Store) -> dict[str, Trust]:
-    """For each quantity, how accurate its previews have been, according to the checks in the run's log."""
+    """The accuracy of past previews for each quantity, from the preview checks in the run's log."""
     return store.once("trust", (Topic.EVENTS,), lambda: trust(store.state.events))
 
 

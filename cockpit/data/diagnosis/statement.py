@@ -7,7 +7,7 @@ from cockpit.data import format
 
 
 class Level(Enum):
-    """Severity of a statement; the value is its glyph."""
+    """Severity of a statement; the enum value is the glyph that represents the severity on the screen."""
 
     GOOD = "✓"
     NOTE = "·"

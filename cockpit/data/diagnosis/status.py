@@ -33,7 +33,8 @@ NAME_CHARS = 12  # maximum length of the short form of the run's name
 @dataclass(frozen=True)
 class StatusField:
     """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
-    never one with priority `ALWAYS` or `WHOLE`. `short`: the same numbers with fewer words, or ""."""
+    never one with priority `ALWAYS` or `WHOLE`. `short`: a shorter form of `text` with the same numbers, or "" if there
+    is none."""
 
     text: str
     priority: int
@@ -78,7 +79,8 @@ def state_field(store: Store) -> StatusField:
 
 
 def status_word(store: Store) -> tuple[str, Level]:
-    """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
+    """The state word, such as ``STALE 12 s``, and its level. The word is STALLED if the hub has raised the alert
+    `stall` or ranks are lost.
 
     FROZEN takes precedence over all other words, because it says that the screen is not live.
     """
@@ -106,8 +108,8 @@ def status_word(store: Store) -> tuple[str, Level]:
 
 
 def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
-    """The fields of the status line, from left to right. `operator`: show the role operator (True), the role viewer
-    (False), or no role (None).
+    """The fields of the status line, from left to right. `operator`: whether this client is an operator (True) or a
+    viewer (False); with None, the line does not show the role.
     """
     summary = store.summary
     if store.simulated:

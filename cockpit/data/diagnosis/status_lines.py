@@ -30,7 +30,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _state(store: Store, width: int) -> Line:
-    """The state word and the most important fields that fit."""
+    """The first line: the state of the run and the most important status fields that fit in `width` columns."""
     fields = [state_field(store), *status_fields(store, operator=None)]
     fields = fitting(fields, lambda kept: len(_joined(kept)) <= width)
     return fields[0].level or Level.NOTE, _joined(fields)
@@ -78,7 +78,8 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def _traffic(store: Store, width: int) -> Line:
-    """Exposed milliseconds by axis, and the bubble."""
+    """The line on communication: exposed milliseconds by axis, the pipeline bubble, and the load of the hottest expert
+    relative to the mean."""
     summary = store.summary
     if summary is None or not summary.comm:
         return Level.NOTE, f"{format.MISSING} no traffic reported"

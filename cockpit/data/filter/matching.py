@@ -1,7 +1,7 @@
 """Evaluates a filter on a store. The result is two sets of ranks: ranks that match, and ranks that do not match.
 
-A rank in neither set lacks a value that the filter needs. This is Kleene's three-valued logic: the negation of unknown
-is unknown.
+If the result for a rank is unknown because a value is missing, the rank is in neither set. This is Kleene's
+three-valued logic: the negation of unknown is unknown.
 """
 
 import math
@@ -39,7 +39,7 @@ Verdict = tuple[frozenset[int], frozenset[int]]  # ranks that match, and ranks t
 
 @dataclass(frozen=True)
 class Matches:
-    """The ranks that a filter selects, and the number of ranks that lack a value that the filter needs."""
+    """The ranks selected by a filter, and the number of ranks without the values that the filter needs."""
 
     ranks: frozenset[int]
     unknown: int
@@ -52,15 +52,15 @@ def matching(store: Store, chosen: Filter | None, step: int | None = None) -> fr
 
 
 def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
-    """The ranks that match. `use` says what the filter is used for; for each use, the store caches the result of the
-    newest filter."""
+    """The ranks that match. `use` is the cache key: for each `use`, the store caches the result of the newest
+    filter."""
     return store.once(
         ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
     )
 
 
 def count_text(store: Store, found: Matches) -> str:
-    """The number of matching ranks, such as ``12 of 1024``, and the number of ranks that lack a value that the filter
+    """The number of matching ranks, such as ``12 of 1024``, and the number of ranks without the values that the filter
     needs."""
     unknown = f" · {found.unknown} without data" if found.unknown else ""
     return f"{len(found.ranks)} of {store.world}{unknown}"
@@ -158,8 +158,8 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
-    """Apply `join` to two columns, for the ranks that have a value in both. At most one of the columns may be a single
-    number for all ranks.
+    """Apply `join` to two columns, for the ranks that have a value in both. One of the columns, but not both, may be a
+    single number that applies to all ranks.
     """
     if left is None or right is None:
         return {}

@@ -83,8 +83,8 @@ _RESERVED = {*TEXTS, *FLAGS, *STATISTICS}
 
 
 def numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
-    """The per-rank numbers that a filter may use, by name: the meaning of each, and a function that returns its values
-    by rank."""
+    """The per-rank numbers that a filter may use. Each name maps to a description of the number and a function that
+    returns its values by rank."""
     return store.once("filter names", (Topic.GRID, Topic.RANKS), lambda: _numbers(store))
 
 

@@ -8,7 +8,8 @@
     product    = factor { ("*" | "/") factor }
     factor     = "-" factor | number | name | statistic [ "(" name ")" ]
 
-A statistic without a name applies to the name in its comparison, as in ``own_ms > 1.2 * median``.
+A statistic without an argument gets the only name in its comparison as its argument: ``own_ms > 1.2 * median`` means
+``own_ms > 1.2 * median(own_ms)``.
 """
 
 import re

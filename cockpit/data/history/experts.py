@@ -32,7 +32,7 @@ def health(ratio: float) -> Health | None:
 
 
 def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
-    """The experts of a layer that are dead according to their lowest load or hot according to their highest load."""
+    """The experts of a layer that count as dead by their lowest load, or as hot by their highest load."""
     if not low or (min(low) >= DEAD and max(high) < HOT):
         return []
     return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
@@ -162,7 +162,7 @@ class ExpertHistory:
     # ------------------------------------------------------------------------------------------------- reading
 
     def streaks(self) -> Mapping[tuple[int, int], Streak]:
-        """The streaks of the newest record, by layer and expert."""
+        """The streaks that the newest record continues or begins, by layer and expert."""
         return self._streaks
 
     def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
@@ -202,7 +202,7 @@ class ExpertHistory:
 
 
 def _records_after(later: Frames, before: Frames) -> list[tuple[int, dict[int, Sequence[float]]]]:
-    """The records of `later` that are not merged and are newer than the end of `before`."""
+    """The unmerged records of `later` whose steps are after the last step of `before`."""
     end = before[-1].last if len(before) else -1
     frames = [later[number] for number in range(len(later))]
     return [

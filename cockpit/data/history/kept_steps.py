@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Items by step, at most `most` items with a total size (see `add`) of at most `budget`. If a limit is exceeded,
-    the item with the smallest gap between its previous and next kept steps is dropped. The newest `newest` items and
-    the slowest `slowest` items are dropped only if they alone exceed the limits.
+    """Keeps items by step: at most `most` items, with a total size (see `add`) of at most `budget`. If a limit is
+    exceeded, the item with the smallest gap between its previous and next kept steps is dropped. The newest `newest`
+    items and the slowest `slowest` items are dropped only if they alone exceed the limits.
 
     `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
     longest duration.

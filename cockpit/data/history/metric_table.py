@@ -32,8 +32,8 @@ Get = Callable[[Step, Totals | None], float | None]
 class Metric:
     """One number per rank, from its step records or, if `vital` is set, from its vital signs (about once a second).
 
-    `worse`: 1 if a higher value is worse, -1 if a lower value is worse, 0 if neither. `get` also takes the totals of
-    the step's traffic, because several metrics need them.
+    `worse`: 1 if a higher value is worse, -1 if a lower value is worse, 0 if neither. `get` computes the metric's value
+    from a step record and the totals of the step's traffic, which several metrics need.
     """
 
     key: str
@@ -70,8 +70,8 @@ PHASE = "phase:"  # prefix of the keys of phases
 
 
 def phase(name: str, waits: bool) -> Metric:
-    """A metric for the time of a phase. `waits`: ranks wait for each other inside phases, so that a longer phase is not
-    worse."""
+    """A metric for the time of a phase. `waits`: whether ranks wait for each other in this phase; if they do, a longer
+    time does not count as worse."""
     return Metric(
         PHASE + name, f"{name} time", "ms", lambda step, _: step.phases.get(name), worse=int(not waits)
     )

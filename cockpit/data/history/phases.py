@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPhases:
-    """One step: the spread of each quantity on each stage."""
+    """The record of one step: how each quantity is distributed over the ranks of each stage."""
 
     step: int
     revision: int

@@ -20,7 +20,7 @@ NAN = math.nan
 
 @dataclass(frozen=True)
 class ByRank:
-    """One step: each quantity of each rank, NaN where a rank did not report it."""
+    """The values of one step by quantity and rank; NaN where a rank did not report the quantity."""
 
     ranks: "array[int]"
     values: Mapping[str, "array[float]"]  # by quantity, in the order of `ranks`
@@ -35,8 +35,8 @@ class ByRank:
 
 
 class ArrivingStep:
-    """The values of a step whose records are still arriving. As objects, the records of 4,096 ranks take 10 MiB; as
-    columns, they take 0.4 MiB."""
+    """The values of a step whose records are still arriving. The records of 4,096 ranks take 10 MiB if they are stored
+    as objects, and 0.4 MiB as columns."""
 
     def __init__(self) -> None:
         self.revision = 0  # the highest of the records
@@ -77,7 +77,7 @@ class ArrivingStep:
         self.step_ms = max(self.step_ms, *(record.step_ms for record in newest))
 
     def by_rank(self) -> ByRank:
-        """The values so far, in the order of ranks."""
+        """The values that have arrived so far, sorted by rank."""
         ranks = sorted(self._places)
         places = [self._places[rank] for rank in ranks]
         if places == list(range(len(places))):
@@ -89,7 +89,7 @@ class ArrivingStep:
 
 
 def values_of(records: list[Step]) -> ByRank:
-    """The quantities in the records of a step, by name and rank: step time, own time, phases, waits and bubble."""
+    """The quantities in the records of a step (step time, own time, phases, waits and bubble), by name and rank."""
     phases = pivot([record.phases for record in records])
     comm = pivot([record.comm for record in records])
     waits = {

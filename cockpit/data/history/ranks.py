@@ -30,7 +30,7 @@ class RankHistory:
     """Values of each metric, step and rank.
 
     Each rank has a position: its index in `ranks`. The list `ranks` is in the order in which the ranks were first seen.
-    A column may be shorter than `ranks`, because later ranks had not joined yet.
+    The column of an early step may be shorter than `ranks`, because some ranks joined after this step.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class RankHistory:
 
     @property
     def capacity(self) -> int:
-        """The number of steps kept with the current number of ranks and metrics."""
+        """The maximum number of steps to keep; it decreases as the number of ranks and metrics grows."""
         room = MOST_VALUES // max(1, len(self.ranks) * len(self._keys))
         return max(LEAST_STEPS, min(MOST_STEPS, room))
 

@@ -30,7 +30,8 @@ class Pair(NamedTuple):
 
 
 def hotter(pair: Pair) -> tuple[int, int, int]:
-    """Sort key: by bytes; among pairs with the same bytes, the pair with the lowest ranks counts as the largest."""
+    """Sort key of a pair: its bytes; of two pairs with equal bytes, the one with the lower rank numbers is regarded as
+    the larger."""
     return pair.bytes, -pair.source, -pair.destination
 
 
@@ -129,7 +130,7 @@ class Matrix:
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
         """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: yield only
-        the pair with the most bytes in each tile. A condensed matrix contains only these pairs."""
+        the pair with the most bytes in each tile; a condensed matrix contains no other pairs."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:
@@ -158,12 +159,12 @@ class Matrix:
 
 def tile_of(world: int) -> int:
     """Number of ranks per side of a tile: the smallest power of two that gives at most `TILES` tiles per side. Because
-    it is a power of two, larger squares on the screen consist of whole tiles."""
+    this number is a power of two, larger squares on the screen consist of whole tiles."""
     return 1 << (max(1, -(-world // TILES)) - 1).bit_length()
 
 
 class TrafficHistory:
-    """All-to-all matrices of a run by step: the newest, and some that are spread over the run."""
+    """The all-to-all matrices of a run by step: the newest ones, and some earlier ones spread over the run."""
 
     def __init__(self) -> None:
         self.matrices: dict[int, Matrix] = {}  # by step, in ascending order

@@ -70,7 +70,7 @@ class LogGroup:
 
     @property
     def shown(self) -> LogEntry:
-        """The entry whose text represents the group: the newest that is not the end of an alert."""
+        """The entry whose text is shown for the group: the newest entry other than the end of an alert."""
         return next((one for one in reversed(self.entries) if one.kind is not Kind.ENDED), self.entries[-1])
 
     @property
@@ -108,8 +108,8 @@ def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
 
 
 def _sameness(entry: LogEntry) -> tuple[object, ...]:
-    """A key that is equal for events that differ only in numbers, and for alerts of the same subject. Each
-    change and each trial has its own key, because it is a separate decision.
+    """A key that is equal for events that differ only in numbers, and for alerts of the same subject. Each knob change
+    and each trial has a key of its own, so that it is never grouped with another change or trial.
     """
     if about := entry.command or entry.trial:
         return entry.kind, about.id

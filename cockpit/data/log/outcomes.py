@@ -106,8 +106,9 @@ class Brought:
 
 
 def brought(state: RunState, command: CommandState) -> list[Brought]:
-    """The effect of an applied change: from the check of its preview, else from medians of step times. Empty if the
-    change is not applied, or if too few steps are known.
+    """The effect of an applied change: the measured values from the check of the change's preview or, without such a
+    check, the median step time before and after the change. Empty if the change is not applied, or if too few steps are
+    known.
     """
     if command.state != "applied" or command.applied_step is None:
         return []
@@ -133,7 +134,8 @@ def _median_times(summaries: Sequence[Summary], revision: int, applied: int) -> 
 
 
 def brought_text(one: Brought) -> str:
-    """The effect of a change as text, such as ``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
+    """The effect of a change on one quantity, as text such as ``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630
+    ms: inside``."""
     name, written = label_and_format(one.quantity)
     text = f"{name} {_between(one.before, one.after, written, ' → ')}"
     if written is share:

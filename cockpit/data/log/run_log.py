@@ -28,7 +28,7 @@ LINE_END = "↵"  # shown where a line of a generated text ends
 
 
 class Kind(Enum):
-    """A kind of log entry; the value is its word on the screen, and the name is its word in JSON."""
+    """A kind of log entry; the log screen shows the enum value."""
 
     CHANGE = "change"
     TRIAL = "trial"
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of the log. `step`: the step that the entry names, if any."""
+    """One line of the log. `step`: the training step that the entry refers to, if any."""
 
     time_s: float
     level: EventLevel
@@ -65,7 +65,7 @@ class LogEntry:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key that identifies the entry while its state changes."""
+        """A key that identifies the entry and stays the same when the entry's state changes."""
         if about := self.command or self.trial:
             return self.kind, about.id
         return self.kind, self.time_s, self.source, self.text
@@ -85,7 +85,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class Mark:
-    """An applied knob change or a mark of the user, as drawn on a curve."""
+    """A step to mark on the curves: one at which a knob change was applied, or one that the user marked."""
 
     step: int
     label: str
@@ -180,8 +180,8 @@ def kind_of(event: Event) -> Kind:
 
 
 def _step_of(event: Event, kind: Kind) -> int | None:
-    """The step that the event's facts name; None if they name none. A checkpoint event gives the number of completed
-    steps, so it belongs to the last of these steps.
+    """The training step recorded in the event's facts; None if the facts contain no step. A checkpoint event gives the
+    number of completed steps, so it belongs to the last of these steps.
     """
     value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -190,7 +190,7 @@ def _step_of(event: Event, kind: Kind) -> int | None:
 
 
 def marks(store: Store) -> list[Mark]:
-    """The applied knob changes and the marks of the user, by step."""
+    """The steps at which knob changes were applied, and the steps that the user marked, in ascending order."""
     applied = [command for command in store.state.commands.values() if command.state == "applied"]
     changes = [
         Mark(command.applied_step, changes_text(command))
@@ -208,8 +208,8 @@ def newest_checkpoint(store: Store) -> int | None:
 
 
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
-    """For each alert that has ended, the entry that reports its end, by the key of the entry that reports its
-    beginning."""
+    """Maps the key of each entry that reports the beginning of an alert to the entry that reports the end of this
+    alert. Active alerts are left out."""
     active: dict[tuple[str, str], LogEntry] = {}
     ends: dict[tuple[object, ...], LogEntry] = {}
     for entry in entries:

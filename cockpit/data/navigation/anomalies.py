@@ -71,8 +71,9 @@ def _anomalies(store: Store, metric_key: str, among: Collection[int] | None) -> 
 def next_anomaly(
     found: list[Anomaly], after: tuple[object, ...] | None, by: int
 ) -> tuple[int, Anomaly] | None:
-    """The anomaly `by` places after the anomaly with the key `after`, and its index. If no anomaly has this key any
-    more, the result is the first anomaly or, for a negative `by`, the last. None if there are no anomalies.
+    """Go `by` places on from the anomaly whose key is `after`, wrapping around, and return the index and the anomaly
+    there. If no anomaly has this key any more, the result is the first anomaly or, for a negative `by`, the last. None
+    if there are no anomalies.
     """
     if not found:
         return None
@@ -100,8 +101,9 @@ def _alerts(store: Store) -> Iterator[Anomaly]:
 
 
 def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | None]:
-    """The first layer and the first expert mentioned in the alert's text; None in place of a layer or expert that is
-    not mentioned or that the run does not have. The text is parsed because an alert has no fields for layer and expert.
+    """The first layer and the first expert mentioned in the alert's text. Both are None if no layer of the run is
+    mentioned; the expert is None if no expert of this layer is mentioned. The text is parsed because an alert has no
+    fields for layer and expert.
     """
     layer, expert = (pattern.search(alert.text) for pattern in (_LAYER, _EXPERT))
     loads = {one.layer: len(one.load) for one in store.state.experts.layers} if store.state.experts else {}

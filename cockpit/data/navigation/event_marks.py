@@ -58,7 +58,8 @@ class CurveMark:
 
 
 def curve_marks(store: Store, own: Iterable[tuple[int, str]] = ()) -> list[CurveMark]:
-    """The marks of the run by step, oldest first. `own`: step and text of the user's marks."""
+    """The marks to draw on the curves, ordered by step: those of the run's log, and those in `own`, the (step, text)
+    pairs of the user's marks."""
     logged = store.once("curve marks", (Topic.BOARD, Topic.EVENTS), lambda: _logged(store))
     mine = [CurveMark(step, OWN, format.clean(text)) for step, text in own]
     return sorted([*logged, *mine], key=lambda mark: mark.step) if mine else logged

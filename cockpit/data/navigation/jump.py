@@ -50,8 +50,8 @@ class Jump:
 
 
 def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool = False) -> Jump:
-    """Parse `text` as the target of a jump. `any_step`: do not compare a step with the newest one, because the
-    recording may still grow. Raises JumpError."""
+    """Parse `text` as the target of a jump. `any_step`: accept a step later than the newest one, because a recording
+    may still grow. Raises JumpError."""
     words = " ".join(text[: MOST_CHARACTERS + 1].lower().split())
     if len(words) > MOST_CHARACTERS:
         raise JumpError(f"more than {MOST_CHARACTERS} characters; legal: {LEGAL}")
@@ -67,8 +67,8 @@ def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool =
 
 
 def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> Jump:
-    """The jump to the target in `found`. Raises JumpError if the run does not have this step, rank, layer, expert or
-    mark."""
+    """The jump to a target of this `kind`; `found` contains its name or numbers. Raises JumpError if the run does not
+    have this step, rank, layer, expert or mark."""
     if kind == "mark":
         return _mark(found[0], store)
     numbers = [int(one) for one in found]

@@ -1,5 +1,5 @@
-"""The timelines of a step, grouped by pipeline. A pipeline has one rank of each stage. Replicas of a pipeline differ in
-their coordinates on the other axes of the grid."""
+"""The timelines of a step, grouped by pipeline. A pipeline has one rank of each stage. Each combination of coordinates
+on the other axes (such as dp and tp) has its own replica of the pipeline."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,8 @@ UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a ro
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median, or the lower of two middle values, so that the longer of two stages counts as uneven."""
+    """The median or, for an even number of times, the lower of the two middle values. So with two stages, the slower
+    one is compared with the faster one."""
     known = list(times)
     return statistics.median_low(known) if known else None
 
@@ -227,8 +228,8 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """Text for the end of a gap: the next action, and when the neighbouring stage finished computing the input of this
-    action."""
+    """Text for what follows a gap: the next action, and when the neighbouring stage finished the action that produces
+    its input."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""
@@ -241,8 +242,8 @@ def _after_gap(pipeline: Pipeline, here: At) -> str:
 
 
 def longest(pipeline: Pipeline) -> tuple[Lane, Action, float] | None:
-    """The largest excess of an action over the median duration of its kind and stage: the lane, the action, and the
-    excess in ms. Actions that take at most 1.5 times their median duration are ignored; None if no other action exists.
+    """The action whose duration exceeds the median for its kind and stage by the most: its lane, the action itself, and
+    the excess in ms. None if no action takes more than 1.5 times the median.
     """
     found = [
         (action.end_ms - action.start_ms - lane.medians[action.kind, action.stage], lane, action)

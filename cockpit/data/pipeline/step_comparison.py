@@ -1,7 +1,7 @@
 """Compares one step with the usual step: which times grew, on which rank or stage, and what happened at that step.
 
-The usual step consists of the median of each quantity over the kept steps with the same knob values. Own time
-identifies the slow rank, because step time and time in collectives grow on every rank when a single rank is slow.
+The times of the usual step are medians over the kept steps with the same knob values. Own time identifies the slow
+rank, because step time and time in collectives grow on every rank when a single rank is slow.
 """
 
 import math
@@ -32,7 +32,7 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """A quantity on the stage where it grew most: its time in the compared step and in the usual step."""
+    """How long one quantity took in the compared step and in the usual step, on the stage where it grew most."""
 
     quantity: str
     stage: int
@@ -48,8 +48,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, `values` holds two medians over the steps: one of the median over
-    the stage's ranks, one of the maximum over these ranks.
+    """The usual step. `values`: for each quantity and stage, the usual median and the usual maximum over the ranks of
+    the stage, where "usual" means the median over the steps.
     """
 
     steps: int
@@ -74,8 +74,8 @@ class Comparison:
 
 
 def phases_at(store: Store, step: int | None) -> StepPhases | None:
-    """The compact record of a step. If the step has just been reported, the record is computed from the records of the
-    ranks.
+    """The times of a step by stage, in compact form. For a step that has just been reported, these times are computed
+    from the records of the ranks.
     """
     kept = store.phases.get(step)
     if kept or step is None:
@@ -94,8 +94,8 @@ def by_rank_at(store: Store, step: int | None) -> ByRank | None:
 
 
 def _from_history(store: Store, step: int) -> ByRank | None:
-    """The step time, own time and phases of every rank in one of the newest steps; waiting and idle times are not
-    available."""
+    """The step time, own time and phases of every rank in one of the newest steps. The history does not contain waiting
+    and idle times."""
     history = store.rank_history
     keys = [STEP, OWN, *(PHASE + name for name in history.phases)]
     columns = {key: array("f", column) for key in keys if (column := history.column(key, step))}
@@ -112,8 +112,8 @@ def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
 
 
 def usual(store: Store, revision: int) -> Usual | None:
-    """The usual step, computed from the kept steps with the knob values of `revision` or, if there are too few, from
-    all kept steps. None if fewer than `FEWEST` steps are kept."""
+    """The usual times of a step, from the kept steps with the knob values of `revision` or, if these steps are too few,
+    from all kept steps. None if fewer than `FEWEST` steps are kept."""
     return store.once(("usual", revision), (), lambda: _usual(store, revision), store.phases.revision)
 
 
@@ -180,8 +180,9 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """The growth relative to the rank's own usual value, if enough steps with per-rank values are kept. Another rank of
-    the stage may be slow at every step, so the usual maximum over the stage is not a valid reference for this rank.
+    """`growth` measured against the rank's own usual value, if enough steps with per-rank values are kept; otherwise
+    `growth` unchanged. Another rank of the stage may be slow at every step, so the usual maximum over the stage is not
+    a valid reference for this rank.
     """
     if growth.whole:
         return growth
@@ -213,7 +214,7 @@ def _cause(store: Store, found: Comparison) -> str:
 
 
 def _who(store: Store, growth: Growth, found: Comparison) -> str:
-    """Where a time grew, as text: the rank, the stage or all ranks."""
+    """Text that names where the time in `growth` increased: one rank, all ranks of a stage, or all ranks."""
     if not growth.whole:
         return store.name(growth.rank)
     stages = found.phases.stages
@@ -225,7 +226,8 @@ def _who(store: Store, growth: Growth, found: Comparison) -> str:
 
 
 def _phases(store: Store, own: Growth, found: Comparison) -> str:
-    """The phases that grew most on the rank, or on the stage if the whole stage grew."""
+    """Text that names the phases whose time grew most: on the slow rank or, if the whole stage is slow, on the
+    stage."""
     at_rank = by_rank_at(store, found.phases.step)
     now = at_rank.of(own.rank) if at_rank and not own.whole else {}
     grown = []
@@ -263,8 +265,8 @@ def verdict(comparison: Comparison) -> str:
 
 
 def step_times(store: Store) -> list[tuple[int, float]]:
-    """(step, step time in ms) pairs: for every step or, for old steps, the lowest and the highest value of
-    each bucket.
+    """The curve of the step time as (step, ms) pairs: one pair for each recent step; for older steps, the minimum and
+    the maximum of each bucket.
     """
     return store.once("step times", (Topic.CURVES,), lambda: _find(store))
 
@@ -296,8 +298,9 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which a log entry may belong. If the entry's step is estimated from its time, that step had already
-    ended when the entry was made, so the entry belongs to the next step. An alert may be raised one step late.
+    """The steps whose comparison lists a log entry. A step that was estimated from the entry's time had already ended
+    at that time, so the entry belongs to the next step. An alert may be raised one step late, so it is also listed for
+    the previous step.
     """
     if entry.estimated:
         return (step + 1,)

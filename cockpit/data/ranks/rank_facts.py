@@ -34,7 +34,7 @@ OF_NODE = 0.5  # share of slow ranks from which the whole node is called slow
 
 @dataclass(frozen=True)
 class Fact:
-    """A metric of one rank and the median of the rank's peers, which is None if no peer has a value."""
+    """The value of a metric on one rank, and the median over the rank's peers (None if no peer has a value)."""
 
     metric: Metric
     value: float
@@ -52,7 +52,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Why:
-    """A one-sentence assessment of a rank, most important part first."""
+    """The diagnosis of one rank in one sentence, whose parts are ordered by importance."""
 
     level: Level
     parts: Sequence[str]
@@ -63,8 +63,8 @@ class Why:
 
 
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key: at step `at` or, if it is None, over the newest steps, where times are
-    medians."""
+    """The known metrics of a rank, by metric key: the values at step `at` or, if `at` is None, over the newest steps
+    (for times, the medians of these steps)."""
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),
@@ -89,7 +89,8 @@ def _facts(store: Store, rank: int, at: int | None) -> Iterator[Fact]:
 
 
 def _peer_group(store: Store, rank: int) -> tuple[list[int], Gather]:
-    """The ranks with the same work as `rank`, and a `Gather` that picks their values from a column of the history."""
+    """The ranks that do the same work as `rank`, and a `Gather` that picks the values of these ranks from a column of
+    the history."""
     places = store.rank_history.places
 
     def compute() -> tuple[list[int], Gather]:
@@ -134,8 +135,8 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 
 
 def no_record(store: Store, what: str = "step record") -> str:
-    """Why there is no record of a rank: the rank has sent none, this client does not receive them, or the recording
-    does not keep them for this time."""
+    """Why there is no record of a rank: the rank has not sent one yet, this client gets no per-rank records (low
+    bandwidth), or the recording kept none for this time."""
     if store.playback_position and store.playback_position.thinned:
         return "the recording keeps no records of single ranks of this time"
     return f"no {what} yet" if store.rank_records else "low bandwidth: no records of single ranks"

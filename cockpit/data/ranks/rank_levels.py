@@ -1,5 +1,5 @@
-"""The level of each rank in a metric. The levels determine which ranks the rank grid marks, and which ranks count as
-slow in the filter and the anomalies.
+"""The severity level of each rank for one metric. The levels determine which ranks the rank grid marks, which ranks the
+filter regards as slow, and which are listed as anomalies.
 """
 
 from cockpit.data.diagnosis.diagnosis import Level, alerted_ranks

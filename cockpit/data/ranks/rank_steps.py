@@ -91,8 +91,8 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """Split `ranks` into at most `rows` rows of consecutive ranks. Every `band` consecutive ranks form a band. If there
-    are enough rows, no row mixes ranks of two bands.
+    """Split `ranks` into at most `rows` rows of consecutive ranks. `band`: the number of consecutive ranks that form a
+    band; if there are enough rows, no row contains ranks of two bands.
     """
     if not ranks or rows < 1:
         return ()

@@ -158,7 +158,8 @@ class Console:
             self._wanted.set()
 
     def read(self) -> None:
-        """Look for the files, and read what was added to the chosen file or, if none is chosen, to the first file."""
+        """Look for output files, and read the data appended to the chosen file (by default the first) since the last
+        call."""
         if self.folder is None:
             return
         before = self._version()

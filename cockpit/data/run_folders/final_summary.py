@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class FinalSummary:
-    """How far a run got, its losses, and its changes. Unknown values are None."""
+    """The steps that a run has done, its losses, and its changes. Unknown values are None."""
 
     run: str
     simulated: bool
@@ -156,7 +156,7 @@ _STOPPED = "was stopped; the last state that reached this cockpit:"
 
 
 def plain_summary(found: FinalSummary) -> dict[str, Any]:
-    """The summary as a record for ``--json``."""
+    """The JSON object that ``--json`` prints for the final summary."""
     return {
         "steps": found.steps,
         "planned": found.planned,

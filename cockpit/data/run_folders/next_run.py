@@ -1,4 +1,5 @@
-"""Another run that the operator wants to open. The new run is checked before the screen of the current run closes."""
+"""The run that the operator wants to open next. The cockpit checks that it can be opened before it closes the current
+run's screen."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -31,8 +31,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files in a run's folder. `sizes`: the size in bytes of each existing file, by the file's key in `NAMES`; the
-    size of a folder is None.
+    """The files in a run's folder. `sizes`: the size in bytes of each existing file (None for a folder), by the file's
+    key in `NAMES`.
     """
 
     folder: Path

@@ -54,7 +54,8 @@ def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]
 
 
 def plain_info(sections: list[Section]) -> dict[str, Any]:
-    """The sections as a record for ``--json``: for each section, a dictionary of values by label."""
+    """The JSON object that ``--json`` prints: it maps each section's title to an object with the section's values by
+    label."""
     record: dict[str, Any] = {}
     for section in sections:
         values = record.setdefault(section.title.replace(" ", "_"), {})
@@ -220,7 +221,8 @@ def learning_rate_text(store: Store) -> str:
 
 
 def _end_of_decay(store: Store) -> str:
-    """The end of the decay as text, such as `` over the last 30 steps to 0.0001``, if the run reports these values."""
+    """Text that says over which steps, and to which value, the learning rate decays, such as `` over the last 30 steps
+    to 0.0001``; values that the run does not report are omitted."""
     rate, end, decay = store.fact("lr"), store.fact("lr_end"), store.number("decay")
     over = f" over the last {format.grouped(decay)} steps" if decay else ""
     if isinstance(rate, int | float) and isinstance(end, int | float):
@@ -229,7 +231,8 @@ def _end_of_decay(store: Store) -> str:
 
 
 def _overrides(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:
-    """Knobs whose value differs from the value at the start of the run, and who last changed each of them."""
+    """Facts about each knob whose value differs from its value at the start of the run: both values, and who last
+    changed the knob."""
     board = store.state.board
     if board is None:
         return
@@ -320,8 +323,8 @@ def _fact(store: Store, name: str, label: str = "") -> Fact:
 
 
 def _counted(names: Counter[str]) -> str:
-    """The names with their counts as text, such as ``node0 (8), node1 (8)``. Only the `MOST_NAMED` most frequent names
-    are listed, followed by the number of other names."""
+    """Names with the number of times that each occurs, as text such as ``node0 (8), node1 (8)``. Only the `MOST_NAMED`
+    most frequent names are listed, followed by the number of other names."""
     if not names:
         return format.MISSING
     shown = [f"{format.clean(name) or 'unnamed'} ({count})" for name, count in names.most_common(MOST_NAMED)]

@@ -125,8 +125,8 @@ class RunLister:
 
 
 def run_folders(runs_dir: Path) -> Iterator[Path]:
-    """The folders in `runs_dir` that belong to a run, and folders that cannot be read. Raises OSError if `runs_dir`
-    itself cannot be read.
+    """The folders in `runs_dir` that contain files of a run, and those that cannot be read. Raises OSError if
+    `runs_dir` itself cannot be read.
     """
     with os.scandir(runs_dir) as entries:
         folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
@@ -204,8 +204,8 @@ def _reported_facts(hello: Hello | None) -> dict[str, Any]:
 
 
 def _status(folder: Path, hub: HubFile | None, end: Glance | None) -> tuple[RunStatus, str]:
-    """The state of a run as seen from this machine, and an explanation, which is "" if the run is live or ended
-    normally."""
+    """The state of a run as seen from this machine, and a text that explains the state ("" if the run is live or ended
+    normally)."""
     if hub and hub.live:
         return RunStatus.LIVE, ""
     failure = last_failure(folder) or (end.failure if end else "")
@@ -299,7 +299,7 @@ def age_text(run: ListedRun, now_s: float) -> str:
 
 
 def plain_run(run: ListedRun, now_s: float) -> dict[str, Any]:
-    """A run as a record for ``--json``."""
+    """The JSON object that ``--json`` prints for one run."""
     return {
         "folder": os.fsencode(run.folder).decode(errors="replace"),
         "name": run.name or None,

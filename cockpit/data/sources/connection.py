@@ -29,8 +29,8 @@ def runs_dir() -> Path:
 
 
 class Address(NamedTuple):
-    """The endpoint on which a hub listens for clients, and the key of this client; None for a socket on this
-    machine."""
+    """The endpoint on which a hub listens for clients, and this client's key. `key` is None if the endpoint is a Unix
+    socket on this machine."""
 
     endpoint: str
     key: Key | None = None
@@ -40,8 +40,8 @@ def address(
     run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
 ) -> Address:
     """The address of the hub of a run, which is given by name, folder or URL (None: the newest live run). `operator`:
-    whether the key must have the role operator. `watch_only`: whether the hub must refuse every change over this
-    connection.
+    whether the key must have the role operator. `watch_only`: use only a socket or a key with which the hub refuses
+    every change.
     """
     try:
         found = _resolved(run)
@@ -64,8 +64,8 @@ def endpoints(run: str | None) -> Endpoints:
 
 
 def _local_endpoint(hub: Endpoints, operator: bool, watch_only: bool) -> str:
-    """The ipc endpoint for a client. Hubs of earlier releases have no socket for viewers; then every client uses the
-    socket for all clients, unless `watch_only` is set.
+    """The ipc endpoint for a client. A hub of an earlier release has no socket for viewers; the client then uses the
+    socket `clients`, or if `watch_only` is set, CockpitError is raised.
     """
     if not operator and hub.viewers and Path(hub.viewers.removeprefix("ipc://")).exists():
         return hub.viewers
@@ -136,7 +136,8 @@ def request_low_bandwidth(client: Client) -> None:
 
 
 class Connection:
-    """A client with its store, for headless commands; a context manager that closes the client."""
+    """A client and the store that the client fills, for headless commands. As a context manager, it closes the client
+    at the end."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Reads every step of the visible range into `CurveView.detail` and, once, adds the expert load from before this
-    screen was opened. These data come from the run's recording. `target`: the run's name or folder; for a run given by
-    URL, the folder is unknown and nothing is read."""
+    """Reads from the run's recording: every step of the visible range, into `CurveView.detail`, and once, the expert
+    load from before this screen was opened. `target`: the run's name or folder; for a run given by URL, the folder is
+    unknown and nothing is read."""
 
     def __init__(self, target: str) -> None:
         self._target = target

@@ -22,8 +22,8 @@ GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lo
 
 
 def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
-    """Call `store.note` in batches for updates that the client has applied to the state, so that a key press never
-    waits until the updates of thousands of ranks are processed.
+    """Pass the updates that the client has applied to the state to `store.note` in batches. The store is locked for one
+    batch at a time, so a key press does not wait for the updates of thousands of ranks.
     """
     for first in range(0, len(updates), PART):
         if first:
@@ -33,9 +33,9 @@ def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
 
 
 def _has_rejoined(new: RunState, old: RunState, rebuilt_s: float) -> bool:
-    """Whether enough ranks are in `new` to show it instead of `old`. After a restart of the hub, the ranks join again
-    within seconds. Until then, the screen continues to show the old state, with its age. If no rank joins, for example
-    because the run has ended, the screen keeps the old state."""
+    """Whether the screen can show the state `new` instead of `old`, because enough ranks are in `new`. After a restart
+    of the hub, the ranks join again within seconds. Until then, the screen continues to show the old state, with its
+    age. If no rank joins, for example because the run has ended, the screen keeps the old state."""
     if len(new.hellos) >= len(old.hellos):
         return True
     return bool(new.hellos) and time.monotonic() - rebuilt_s > REJOIN_S

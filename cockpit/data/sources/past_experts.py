@@ -1,7 +1,7 @@
 """Reads the history of the expert load from a recording.
 
-A hub sends a new client only the newest record. The recording contains the earlier records, which show since when an
-expert has been dead.
+A hub sends a new client only the newest record. The earlier records, which show since which step an expert has been
+dead, are in the recording.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ def add_past(
     seq: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Append to `history` the recorded loads that follow its end, up to the update with sequence number `seq` of the
-    hub epoch `epoch`."""
+    """Append to `history` the recorded loads of the steps after its last step, up to the update with sequence number
+    `seq` in the hub epoch `epoch`."""
     after = history.loads[-1].last if len(history.loads) else -1
     for update in records_before(recording, KINDS, epoch, seq, after, MOST_BYTES, cancelled):
         if isinstance(update, Experts | Loads):
@@ -37,8 +37,8 @@ def add_past(
 def history_at(
     replay: Replay, known: ExpertHistory, cancelled: Callable[[], bool] = lambda: False
 ) -> ExpertHistory | None:
-    """The history at the position of `replay`, derived from the history at another position of the same recording. None
-    if `cancelled` became true in the meantime."""
+    """The history of the expert load at the position of `replay`, derived from `known`, the history at another position
+    of the same recording. Returns None if `cancelled` returned true."""
     state, history = replay.state, known.copy()
     here = max((record.step for record in (state.experts, state.loads) if record), default=None)
     if here is None:

@@ -49,7 +49,7 @@ class Playback:
         self._thread: threading.Thread | None = None
 
     def clock(self) -> float:
-        """The time at the current position. During playback, the store uses this method as its clock."""
+        """The recorded time at the current position. During playback, this method is the store's clock."""
         return self._at_s
 
     def start(self, store: Store) -> None:
@@ -80,7 +80,8 @@ class Playback:
         self._moves.put(move)
 
     def faster(self, by: int) -> None:
-        """Select the speed `by` places after the current one in `SPEEDS`, or before it if `by` is negative."""
+        """Move `by` positions along `SPEEDS` from the current speed: to a higher speed, or if `by` is negative, to a
+        lower speed."""
 
         def move(_: Replay) -> None:
             nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
@@ -206,7 +207,8 @@ class Playback:
                         store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
-        """Whether reading the detail of `view` must stop, because it is no longer needed."""
+        """Whether to stop reading the detail of `view`: `stop` was called, a move is waiting, or the curves now show
+        another range of steps."""
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:
@@ -226,8 +228,8 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """A predicate to call with each `Moment` of a replay in order: false up to and including the next step summary,
-    true after it.
+    """A predicate for the `Moment`s of a replay, to be called in order. It returns False up to and including the next
+    step summary, and True afterwards.
     """
     found = False
 

@@ -54,7 +54,8 @@ def open_recording(run: str | None) -> Recording:
 
 
 def is_over(run: str | None) -> bool:
-    """Whether `run` names a folder without a running hub; then only its recording can be read."""
+    """Whether `run` names the folder of a run that has no running hub, so that the run can only be read from its
+    files."""
     if run is None or "://" in run:
         return False
     try:

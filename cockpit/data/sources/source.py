@@ -1,4 +1,5 @@
-"""The protocol of a source, which fills a store and takes requests: a live run, a starting run or a recording."""
+"""The interface (`Protocol`) of sources. A source fills a store and takes requests; it reads a live run, a starting run
+or a recording."""
 
 import traceback
 from collections.abc import Iterator

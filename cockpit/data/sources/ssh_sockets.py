@@ -36,7 +36,8 @@ def write_forwarded(directory: Path, forwarded: Forwarded) -> None:
 
 
 def forwarded_endpoints(target: str) -> Endpoints | None:
-    """The local endpoints of the run at the URL `target`; None if this process has no tunnel to it."""
+    """The local ends of the ssh tunnel to the run with the URL `target`; None if this process has no tunnel to that
+    run."""
     directory = os.environ.get(VARIABLE)
     if not directory:
         return None

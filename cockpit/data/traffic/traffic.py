@@ -58,8 +58,8 @@ class Balance:
 
 
 def balance(matrix: Matrix) -> Balance | None:
-    """The balance of a traffic matrix; None if no rank sent anything. The mean for `receiver` is over all ranks that
-    send or receive data."""
+    """The balance of a traffic matrix; None if no rank sent anything. `receiver.over_mean` is relative to the mean over
+    all ranks that send or receive data."""
     hottest, total = matrix.hottest, matrix.total
     if hottest is None:
         return None
@@ -118,7 +118,7 @@ def sampled_rows(store: Store, matrix: Matrix) -> int:
 
 
 def expected(store: Store) -> bool:
-    """Whether the run has sent a traffic matrix, or reports all-to-all bytes and may therefore send one."""
+    """Whether a traffic matrix is to be expected, because the run has sent one before or reports all-to-all bytes."""
     summary = store.summary
     return bool(store.traffic.matrices) or bool(summary and summary.a2a_bytes)
 
@@ -200,8 +200,8 @@ class Group(NamedTuple):
 
 
 def groups(store: Store) -> dict[str, Group]:
-    """For each axis, the size of its largest group and the maximum number of hosts that a group spans. The ep axis
-    reuses the ranks of other axes, so its groups are found by `_rows_of_ep`."""
+    """For each axis, the size of its largest group and the maximum number of hosts that a group spans. The ep axis is
+    not a dimension of the grid of its own, so `_rows_of_ep` finds its groups."""
     return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
 
 
@@ -239,8 +239,8 @@ def _rows_of_ep(store: Store) -> Iterator[list[str]]:
 
 
 def trend(store: Store, axis: str, columns: int, until: int | None = None) -> list[float | None]:
-    """Exposed ms of an axis in the newest steps up to `until`, oldest first, in at most `columns` values. A value for
-    several steps is the maximum over these steps, or None if none of their summaries includes the axis."""
+    """The exposed time of an axis in ms over the newest steps up to `until`: at most `columns` values, oldest first. A
+    value for several steps is the maximum over these steps, or None if none of their summaries includes the axis."""
     summaries = store.state.summaries
     if until is not None:
         summaries = summaries[: bisect_left(summaries, until + 1, key=lambda summary: summary.step)]

@@ -147,13 +147,13 @@ def fit(samples: Sequence[Sample]) -> Fit | NoFit:
 
 
 def varied_text(spread: float) -> str:
-    """How much the bytes per step vary, as text. `spread`: the range of the bytes divided by their mean."""
+    """A phrase that says how much the bytes per step vary. `spread`: the range of the bytes divided by their mean."""
     return "bytes do not vary" if spread < 5e-4 else f"bytes vary by {format.percent(spread, 1).strip()}"
 
 
 def _solve(rows: Sequence[Row]) -> list[float] | None:
-    """Solve a least-squares problem: the coefficients of the columns; None if a column is a linear combination of the
-    others.
+    """Solve a least-squares problem; returns the coefficients of the columns, or None if a column is a linear
+    combination of the others.
     """
     count = len(rows[0]) - 1
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(count + 1)] for i in range(count)]
@@ -180,6 +180,6 @@ def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row
 
 
 def _jackknife(values: Sequence[float]) -> float:
-    """The standard error, from the values obtained by leaving out each block in turn."""
+    """The jackknife standard error. `values` are the estimates that result when each block in turn is left out."""
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values))

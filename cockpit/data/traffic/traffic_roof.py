@@ -13,8 +13,8 @@ from engine.planner.timing.collectives import share_inside
 
 class Roof(NamedTuple):
     """The link that limits the collectives of an axis. `bytes_per_s`: the rate per rank that large collectives reach on
-    the link. `bytes_ms`: time to send the bytes of the step at this rate. `assumed`: the machine is not in the table,
-    so the values are accurate only to an order of magnitude.
+    the link. `bytes_ms`: time to send, at this rate, those bytes of the step that cross the link. `assumed`: the
+    machine is not in the table, so the values are accurate only to an order of magnitude.
     """
 
     machine: str
@@ -44,7 +44,7 @@ def _machine(store: Store) -> Hardware | None:
 
 def roof(store: Store, row: AxisTraffic) -> Roof | None:
     """The roofline of an axis; None if the machine or the group of the axis is unknown. A group that spans nodes sends
-    part of its bytes inside a node, so the slower of the two links is the bound.
+    part of its bytes inside a node and the rest between nodes, so the link on which the bytes take longer is the bound.
     """
     known, group = machine(store), groups(store).get(row.axis)
     if known is None or group is None or group.ranks < 2 or not row.world:

@@ -152,8 +152,8 @@ def _read(metric: Any, quantity: Quantity, readings: dict[int, Reading]) -> None
 
 
 def _at(point: Any, readings: dict[int, Reading]) -> Reading:
-    """The reading at the time of `point`, added if it is missing. Raises ExportError if the export has too many
-    different timestamps."""
+    """The reading at the time of `point`; if `readings` has none, an empty reading is added. Raises ExportError if the
+    export has too many different timestamps."""
     reading = readings.setdefault(point.time_unix_nano, Reading())
     if len(readings) > MOST_TIMES:
         raise ExportError(f"an export has at most {MOST_TIMES} points in time for each program")
@@ -167,7 +167,8 @@ def _legal(name: str, value: float) -> bool:
 
 
 def spans_of(request: Any) -> Iterator[tuple[Source, list[Span]]]:
-    """By source, those spans of an `ExportTraceServiceRequest` that have a known name, ordered by end time."""
+    """For each resource of an `ExportTraceServiceRequest`, yield its source and its spans with known names, ordered by
+    end time."""
     for resource in request.resource_spans:
         known = [
             span

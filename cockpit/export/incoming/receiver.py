@@ -71,7 +71,8 @@ class Receiver:
         return [body]
 
     def work(self, timeout_s: float) -> None:
-        """Process one queued export, if one arrives within `timeout_s`, and end old runs."""
+        """Wait up to `timeout_s` for a queued export and process it; then end the runs whose programs have ended or are
+        silent."""
         try:
             job = self._jobs.get(timeout=timeout_s)
         except queue.Empty:

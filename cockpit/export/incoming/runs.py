@@ -32,8 +32,8 @@ class RefusedError(Exception):
 
 
 class ExportedRun:
-    """The run in which the telemetry of one external program is shown. The methods are called in the thread that
-    created this object."""
+    """The run in which the telemetry of one external program is shown. Its methods are called in the thread that
+    created the object."""
 
     def __init__(self, source: Source, name: str, now_s: float) -> None:
         self._loop = agents.join(name, host=source.host, facts=source.facts, first_step=1)
@@ -50,7 +50,7 @@ class ExportedRun:
         self._loop.at(0, IDLE)
 
     def take(self, readings: Sequence[Reading], now_s: float) -> None:
-        """Send one step for each reading that contains new step durations."""
+        """Report one step to the hub for each reading that contains new step durations."""
         self._interval_s, self._heard_s, self._late = now_s - self._heard_s, now_s, False
         for reading in readings:
             self._values |= reading.values
@@ -90,8 +90,8 @@ class ExportedRun:
         self._skipped = skipped
 
     def note(self, spans: Sequence[Span], now_s: float) -> None:
-        """Take the number of the newest step from `spans`, and send events about start-up, checkpoints and the end of
-        training."""
+        """Store the number of the newest step in `spans`, and report start-up, checkpoints and the end of training as
+        events."""
         self._heard_s = now_s
         for span in spans:
             if span.name == STEP_SPAN:

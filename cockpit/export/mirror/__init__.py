@@ -1,1 +1,2 @@
-"""Live mirrors, which copy the curves of a run to other programs, step by step."""
+"""Mirrors, which send the metrics of a live run step by step to TensorBoard, W&B, MLflow or an OpenTelemetry
+collector."""

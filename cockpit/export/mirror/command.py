@@ -1,4 +1,4 @@
-"""``cockpit mirror``: copies each step of a live run to another program, until the run ends.
+"""``cockpit mirror``: sends each step of a live run to TensorBoard, W&B, MLflow or an OpenTelemetry collector.
 
 Like a screen, a mirror is a client of the hub: if the program that receives the steps is slow or absent, only the
 mirror waits.
@@ -26,9 +26,9 @@ SILENT_S = 30.0  # the mirror ends when the hub has sent nothing for this long
 
 @dataclass(frozen=True)
 class Target:
-    """A program to which a run can be mirrored. `open(run, out, hello)` returns the writer and a string that says where
-    the writer writes. `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that
-    the writer raises if the program does not accept the steps."""
+    """A program to which a run can be mirrored. `open(run, out, hello)` returns the writer and a string that describes
+    the writer's destination. `library`: the module that the writer imports. `errors`: the exceptions, as
+    ``module:name``, that the writer raises if the program does not accept the steps."""
 
     open: Callable[[str | None, str | None, Hello], tuple[CurveWriter, str]]
     library: str
@@ -89,8 +89,9 @@ TARGETS = {
 
 
 class _NewSteps:
-    """Finds the steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`: how
-    many steps after `first` never arrived, because the mirror fell behind by more steps than the hub keeps."""
+    """Finds the steps that a connection has received and that have not been mirrored yet. `first`: the first mirrored
+    step. `missed`: how many steps after `first` never arrived, because the mirror fell behind by more steps than the
+    hub keeps."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -99,8 +100,8 @@ class _NewSteps:
         self.missed = 0
 
     def take(self, rebuilt: bool) -> list[Summary]:
-        """The steps that the last poll received or, after a snapshot (`rebuilt`), the steps in the state that are newer
-        than the last mirrored step."""
+        """The steps to mirror next: those that the last poll received or, if it received a snapshot (`rebuilt`), those
+        in the new state that come after the last mirrored step."""
         if rebuilt:
             found = self._connection.store.state.summaries
             if self._last in found:
@@ -117,8 +118,9 @@ class _NewSteps:
 
 
 def mirror(run: str | None, to: str, out: str | None) -> int:
-    """Copy the steps of a live run to another program, from the oldest step that the hub keeps, until the run ends.
-    Returns 0 if the run ended, 1 if it failed. Raises CockpitError if the other program does not accept the steps."""
+    """Send the steps of a live run to the program `to` (a key of `TARGETS`), from the oldest step that the hub keeps,
+    until the run ends. Returns 0 if the run ended, 1 if it failed. Raises CockpitError if the program does not accept
+    the steps."""
     target = TARGETS[to]
     with needing(target.library.partition(".")[0], f"a mirror to {to}", EXTRA):
         import_module(target.library)  # before the connection, because this can take seconds
@@ -146,8 +148,8 @@ def mirror(run: str | None, to: str, out: str | None) -> int:
 
 
 def _follow(connection: Connection, writer: CurveWriter, simulated: bool) -> tuple[int, _NewSteps]:
-    """Write the steps of a run until it ends. Returns the number of written steps, and the `_NewSteps` that found
-    them."""
+    """Write the run's steps with `writer` until the run ends. Returns the number of written steps, and the `_NewSteps`
+    that found them."""
     new, steps, rebuilt = _NewSteps(connection), 0, True
     while True:
         found = new.take(rebuilt)

@@ -29,8 +29,8 @@ class _Reasons(logging.Handler):
 
 class OtlpWriter:
     """Sends steps to an OpenTelemetry collector. `endpoint`: the collector's URL, such as ``http://localhost:4318``. If
-    `endpoint` is None, the SDK reads its environment variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and otherwise
-    uses the URL above."""
+    `endpoint` is None, the SDK takes the URL from its environment variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``,
+    or else uses ``http://localhost:4318``."""
 
     def __init__(self, endpoint: str | None, hello: Hello) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter

@@ -1,5 +1,5 @@
-"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of these values.
-Preview queries change nothing, so viewers may send them too.
+"""What-if planning for a run without a layout: hypothetical knob values, and the previews that the run itself computes
+for them. Preview queries change nothing, so viewers may send them too.
 """
 
 from agents.protocol import KnobState, Value
@@ -19,8 +19,8 @@ class AskedWhatIf:
         self._rows: list[KnobState] = []
 
     def version(self) -> object:
-        """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
-        when this value changes."""
+        """A value that changes whenever the selected row, the hypothetical values or the preview's answer changes.
+        Panels then redraw."""
         answer = self.preview.answer
         return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
 

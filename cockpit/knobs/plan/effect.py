@@ -17,7 +17,7 @@ FROM_STEP = "planned: from the step time"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The measured memory of one rank: the rank that uses the most memory among the ranks of a pp coordinate. `step`:
+    """The measured memory of the rank that uses the most memory among the ranks with the same pp coordinate. `step`:
     the memory in bytes that the rank reported for its newest step; `device`: bytes in use on its device, by all
     processes."""
 

@@ -1,5 +1,5 @@
-"""The what-if of one cockpit: the hypothetical values, and the planner's predictions for them. Nothing is sent to the
-run; a worker's thread computes the predictions."""
+"""The state of the plan screen's what-if analysis: hypothetical values of settings, and the planner's predictions for
+them. Nothing is sent to the run; a worker thread computes the predictions."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ class Alternative:
 
 
 class WhatIf:
-    """The hypothetical changes of one cockpit, and the planner's answers. Callers hold the store's lock."""
+    """The user's hypothetical changes to the settings of a run, and the planner's answers for these changes. Callers
+    hold the store's lock."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.worker = Worker()
@@ -52,8 +53,8 @@ class WhatIf:
         self._planner: tuple[object, Planner] | None = None
 
     def version(self) -> object:
-        """The state that panels show, apart from the store, as a value to compare with an earlier one. Panels redraw
-        when this value changes."""
+        """A value that changes whenever the selected row, the hypothetical values, the measurements or the planner's
+        answers change. Panels then redraw."""
         return self.worker.version, self.row, tuple(self.changes.items()), self._version
 
     # -------------------------------------------------------------------------------------------- asking
@@ -141,8 +142,8 @@ class WhatIf:
         return self._ask(("suggestions", len(store.state.trials)), compute, later=True)
 
     def chart(self, kind: str) -> Answer | None:
-        """The roofline (`kind` "roofline") or the points of a scaling curve ("strong" or "weak") of the run after the
-        hypothetical changes."""
+        """Predict a chart for the run with its hypothetical changes. `kind`: "roofline" for the communication roofline,
+        "strong" or "weak" for a scaling curve."""
         changes = dict(self.changes)
 
         def compute(planner: "Planner") -> Any:
@@ -173,7 +174,7 @@ class WhatIf:
         return rows[min(self.row, len(rows) - 1)] if rows else None
 
     def _is_early(self, what: str, by: int) -> bool:
-        """Whether the layout is still being read. If so, remember the key press, to handle it later."""
+        """Whether the layout is still being read. In this case, the key press is stored, to be handled later."""
         if self.layout() is not None:
             return False
         self._early.append((what, by))
@@ -205,7 +206,7 @@ class WhatIf:
         return now, self.changes.get(setting.name, now)
 
     def turn(self, by: int) -> None:
-        """Move the setting under the cursor to the legal value `by` positions after its hypothetical value."""
+        """Move the hypothetical value of the setting under the cursor by `by` positions in the list of legal values."""
         if self._is_early("turn", by):
             return
         setting = self.setting

@@ -68,14 +68,14 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The planner's input for a layout. In this input, the imbalance between ep ranks is the layout's
-        `plan.imbalance` or, if higher, the imbalance measured in the run."""
+        """The planner's input for a layout. Its imbalance between ep ranks is the layout's `plan.imbalance` or the
+        run's measured imbalance, whichever is higher."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
 
     def machine(self, outlook: Outlook) -> Hardware:
-        """The machine that an outlook assumes."""
+        """The hardware for which an outlook was computed."""
         name = dict(outlook.changes).get(MACHINE)
         return known_hardware(str(name)) if name else self.hardware
 
@@ -131,7 +131,7 @@ class Planner:
         )
 
     def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
-        """The predicted step time with its interval, and a phrase that says where the two come from."""
+        """The predicted step time with its interval, and a phrase that names the sources of both."""
         low, likely, high = after.step_s
         if self._factors is None or self._now is None or changes.get(MACHINE):
             return Span(low, likely, high), "the planner alone; interval of published runs"

@@ -38,8 +38,8 @@ class NoLayoutError(RefusedError):
 @dataclass(frozen=True)
 class Reported:
     """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: the size in bytes of
-    the smallest device memory that a rank reports; on CPUs, a rank's equal share of its machine's memory. `limit`: the
-    capacity as text.
+    the smallest device memory that a rank reports; on CPUs, a rank's equal share of its machine's memory. `limit`: on
+    CPUs, a phrase that says how the memory is shared; otherwise empty.
     """
 
     folders: tuple[Path, ...]
@@ -85,7 +85,7 @@ class Basis:
 
 
 def reported(store: Store, folder: Path | None) -> Reported | None:
-    """The facts that the run reports now; None until the run has sent its knobs and a rank has joined."""
+    """What the run currently reports about itself; None until a rank has joined."""
     return store.once("plan.reported", (Topic.BOARD, Topic.GRID), lambda: _reported(store, folder), folder)
 
 

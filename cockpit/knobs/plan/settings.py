@@ -236,8 +236,7 @@ def _with_legal_micro_batches(layout: Layout) -> Layout:
 
 
 def legal_values(layout: Layout, changes: Changes, setting: Setting) -> list[Value]:
-    """The values of a setting that give a legal layout together with the other `changes`. The current value is always
-    included."""
+    """The legal values of a setting if the other `changes` are also made. The current value is always included."""
     found: list[Value] = []
     present = setting.get(layout)
     others = {name: value for name, value in changes.items() if name != setting.name}

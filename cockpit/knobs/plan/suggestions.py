@@ -66,9 +66,9 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """The changes of live knobs that the plan screen would advise, for commands that run without a screen. None if this
-    process cannot read the run's layout or the planner cannot model the run; the caller must then send preview queries
-    to the run."""
+    """The changes of live knobs that the plan screen would advise; for commands without a screen. None if this process
+    cannot read the run's layout or the planner cannot model the run; the caller must then send preview queries to the
+    run."""
     reported = runs.reported(store, None)
     try:
         if reported is None or store.state.board is None:
@@ -82,7 +82,7 @@ def advised(store: Store) -> Advice | None:
 
 
 def _of_the_layout(planner: Planner) -> Iterator[Changes]:
-    """For each setting of the layout, one change to each of its other legal values."""
+    """Yield every change of a single layout setting to another legal value, except for the settings in NOT_ADVISED."""
     layout = planner.basis.layout
     for setting in SETTINGS:
         if setting.name in NOT_ADVISED or not setting.applies(layout):

@@ -58,7 +58,7 @@ class BoardScreen(Dialog[None]):
         event.stop()
 
     def _is_undo(self, key: str) -> bool:
-        """Whether a letter is the undo key rather than part of a typed value."""
+        """Whether the letter `key` means undo and cannot be part of a typed value."""
         return key in self._bindings.key_to_bindings and not self.controller.could_type(key)
 
     def action_move(self, by: int) -> None:

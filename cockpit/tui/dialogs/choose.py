@@ -26,8 +26,9 @@ class Row:
 
 
 class Choose(Dialog[list[str] | None]):
-    """Returns the keys of the chosen rows, or None. With `several`, the space bar adds a row to `chosen` or removes it.
-    If the space bar was not pressed, Enter replaces the chosen row `current` with the row under the cursor."""
+    """Returns the keys of the chosen rows, or None if the user cancels. With `several`, the space bar adds a row to
+    `chosen` or removes it. If the user never presses the space bar, Enter replaces `current` among the chosen rows with
+    the row under the cursor."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),

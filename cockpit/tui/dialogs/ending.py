@@ -41,7 +41,8 @@ class Ending(Dialog[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show how many steps would be lost. This number grows while the dialog is open, because the run continues."""
+        """Show how many steps would be lost. The run continues while the dialog is open, so the number of these steps
+        grows."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

@@ -108,7 +108,8 @@ def _heading(name: str, colours: Palette) -> Iterator[StripLine]:
 
 
 def _entry(name: str, room: int, about: str, width: int, colours: Palette) -> Iterator[StripLine]:
-    """A name in a column of `room` cells, with its wrapped explanation beside it."""
+    """The lines of one help entry: `name` in a column of `room` cells, and to the right of it the explanation `about`,
+    wrapped."""
     line = StripLine().add(f"  {name:<{room}}", colours.strong)
     if line.width > 2 + room:
         line.add(" ", colours.strong)

@@ -44,7 +44,7 @@ class MetricList(Widget):
         self.set_interval(REFRESH_S, self.read)
 
     def read(self) -> None:
-        """Update the list with the current values in the store."""
+        """Redraw the list with the metrics' current values."""
         colours = palette(self.app.theme)
         with self._store.lock:
             lines = [_heading(colours)]

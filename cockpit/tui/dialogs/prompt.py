@@ -25,8 +25,9 @@ MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):
-    """Reads one line of text, and returns the action to run after the prompt is closed. `kept`: earlier lines, newest
-    last. `shown` returns the store that the screens show."""
+    """A dialog in which the user types one line; its result is the action to run after the dialog closes. `kept`:
+    earlier lines, newest last. `shown` returns the store whose data the screens show (a frozen copy while the screens
+    are frozen)."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]
 

@@ -25,7 +25,7 @@ LINES = (
 
 
 class Tour(Dialog[None]):
-    """A dialog that tells new users what they need to know."""
+    """A dialog that shows new users the parts of the screen and the most important keys."""
 
     _closed = False
 
@@ -58,8 +58,8 @@ class Tour(Dialog[None]):
 
 
 def is_first_time(folder: Path | None = None) -> bool:
-    """Whether this user has not seen the tour yet. The call marks the tour as seen; it returns False if the mark cannot
-    be written."""
+    """Returns True on the first call for this user, and writes a file so that later calls return False. Returns False
+    if the file cannot be written."""
     try:
         folder = folder or platformdirs.user_state_path("cockpit")
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ class XAxis:
 
     @property
     def dots(self) -> float:
-        """The number of dot columns per unit of x."""
+        """The number of columns of dots per unit of the x axis."""
         return (2 * self.columns - 1) / (self.last - self.first) if self.last > self.first else 0.0
 
     def column(self, x: float) -> int:
@@ -114,8 +114,8 @@ def _spans(
 
 
 def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float) -> None:
-    """Extend the spans so that they cover the straight line between two points. The span of a column of dots covers the
-    part of the line that is nearer to this column than to its neighbours."""
+    """Extend the spans so that they cover the straight line between two points. In each column of dots, the span covers
+    the part of the line that is nearer to this column than to its neighbours."""
     slope = (y1 - y0) / (x1 - x0)
     begin = y0
     for x in range(x0, x1 + 1):

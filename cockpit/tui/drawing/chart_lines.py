@@ -135,8 +135,9 @@ def _add_cells(
 def ruler(
     axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
 ) -> StripLine:
-    """The x axis with labels at its ends, and `╌` under each part for which only the `coarse` segments are known. The x
-    values of the segments are training steps, so `steps` must be this axis in training steps."""
+    """The x axis with labels at its ends, and `╌` along each part for which only `coarse` segments (buckets of several
+    steps) are known. `steps`: the same axis in training steps, because the x values of the segments are training steps.
+    """
     bucketed = [False] * axis.columns
     for one in coarse:
         begin, end = (max(0, min(axis.columns - 1, steps.column(one.points[place][0]))) for place in (0, -1))

@@ -1,4 +1,5 @@
-"""The text of a screen that has nothing to show for a run: why, what the screen would show, and what to do."""
+"""The text of a screen that has no data for a run: why there is none, what the screen would show, and what the user can
+do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ WIDEST = 96  # longer lines are hard to read
 
 @dataclass(frozen=True)
 class Guide:
-    """The explanation that an empty screen shows. `about`: what the screen shows for runs that have data for it.
+    """The explanation that an empty screen shows. `about`: what the screen would show if the run reported data for it.
     `ways`: pairs of a situation and what the user can do in it."""
 
     about: str

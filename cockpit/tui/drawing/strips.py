@@ -35,9 +35,9 @@ class StripLine:
         return self
 
     def add_cells(self, glyph: str, count: int, style: Style) -> None:
-        """Add a one-cell glyph `count` times. The glyph must come from this program, because the checks of `add` are
-        skipped: a map has thousands of cells, and the checks would take most of the drawing time. `style` must come
-        from the palette, in which equal styles are the same object."""
+        """Add a one-cell glyph `count` times. Do not pass text from a run as `glyph`, because `add_cells` skips the
+        checks of `add`; for a map with thousands of cells, the checks would take most of the drawing time. `style` must
+        come from the palette, in which equal styles are the same object."""
         if not count:
             return
         parts = self._parts
@@ -101,7 +101,7 @@ def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
 
 
 def named(text: str, width: int) -> str:
-    """A name in a column of `width` cells, cut so that at least one blank follows. Letters may be two cells wide."""
+    """A name in a column of `width` cells, cut so that at least one blank follows. Wide characters fill two cells."""
     return f"{text[: width - 1]:<{width}}" if text.isascii() else f"{set_cell_size(text, width - 1)} "
 
 

@@ -14,5 +14,5 @@ class KeptStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Parse the sources that have not been parsed with the current variables."""
+        """Parse only the sources that have not been parsed since the theme's variables last changed."""
         self.parse()

@@ -1,4 +1,4 @@
-"""A key binding as data: a stable id, the keys, the action and one sentence of help.
+"""A key binding: a stable id, the keys, the action that they run, and one sentence of help.
 
 Users remap keys by action id in ``keys.toml`` in the configuration directory, with lines such as ``"app.knobs" = "b"``.
 Every action has at least one key that is neither ctrl+a nor ctrl+b (the prefix keys of screen and tmux) nor an Alt key.

@@ -1,4 +1,5 @@
-"""Keys of the dialogs: the knob board, the runs, the information about a run, and the end of a run."""
+"""Default key bindings of the dialogs: the knob board, the list of runs, the info screen, and the confirmation before a
+run ends."""
 
 from cockpit.tui.keys.action import Action, bindings
 from cockpit.tui.keys.general_bindings import LIST

@@ -1,5 +1,5 @@
-"""Default key bindings that do not belong to a single screen: for the app, for all screens, panels and lists, for the
-prompt and for replays."""
+"""Default key bindings that are not specific to one screen: those of the app, of all screens, panels and lists, of the
+prompt, and of replays."""
 
 from cockpit.tui.keys.action import Action, bindings
 

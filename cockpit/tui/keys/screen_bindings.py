@@ -1,4 +1,4 @@
-"""The keys that work in the panels of each screen."""
+"""Default key bindings of the panels, by screen."""
 
 from cockpit.tui.keys.action import Action, bindings
 from cockpit.tui.keys.general_bindings import LIST

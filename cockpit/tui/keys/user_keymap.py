@@ -81,8 +81,8 @@ def _is_character(name: str) -> bool:
 
 
 def places() -> dict[str, tuple[Action, ...]]:
-    """For each place, the actions whose keys are active there at the same time. A place is a panel in a live run, a
-    panel in a replay, or a dialog."""
+    """The actions whose keys are active at the same time, by place. A place is a panel in a live run, a panel in a
+    replay, or a dialog."""
     everywhere = (*SCREENS, *APP, *PANELS)
     recorded = (*(action for action in everywhere if action.id not in NOT_IN_REPLAY), *REPLAY)
     found: dict[str, tuple[Action, ...]] = {"ending": ENDING, "prompt": PROMPT}

@@ -61,7 +61,7 @@ class Overview(RunScreen):
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """For each panel name, whether the run lacks the data of that panel; False until the first step is done."""
+    """By panel name, whether the run has no data for that panel; False until the first step is done."""
     begun = store.summary is not None
     return {
         "experts": no_experts(store),

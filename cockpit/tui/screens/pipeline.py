@@ -70,8 +70,8 @@ class Pipeline(RunScreen):
             self._select(slowest)
 
     def action_kept(self, by: int) -> None:
-        """Select the next or previous step that is kept in memory. If any of these steps have a timeline, select only
-        among those. A move past the newest of these steps makes the screen follow the run again."""
+        """Select the next or previous step that is kept in memory. In a run with several stages, steps without a
+        timeline are skipped if any step has one. After the newest of these steps, the screen follows the run again."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps

@@ -31,8 +31,8 @@ class Plan(RunScreen):
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
     def _reachable(self) -> list[str]:
-        """The charts are reachable only on a wide terminal. On smaller terminals, `v` shows their content on the advice
-        panel."""
+        """The charts are reachable only on a wide terminal. On smaller terminals, the key `v` shows the charts in the
+        advice panel."""
         wide = self._layout_class == "-wide"
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 

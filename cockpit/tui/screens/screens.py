@@ -8,7 +8,8 @@ from cockpit.tui.screens.run_screen import RunScreen
 
 
 class _Screens(Mapping[str, type[RunScreen]]):
-    """The class of each screen by name. A class is imported on its first lookup, because startup needs only one."""
+    """The class of each screen by name. A class is imported when it is first looked up, because only one screen is
+    needed at startup."""
 
     NAMES: ClassVar = {
         "overview": "Overview",

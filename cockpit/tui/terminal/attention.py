@@ -1,5 +1,5 @@
-"""Draws the user's attention outside the screen: by the terminal title, the bell, and a desktop notification for each
-new severe alert.
+"""Attracts the attention of a user who is not looking at the app: shows the state of the run in the terminal title, and
+rings the bell and sends a desktop notification for each new severe alert.
 
 The title is saved at the start and restored at the end with xterm's title stack, which tmux and most terminals support.
 """

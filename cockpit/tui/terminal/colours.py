@@ -1,4 +1,4 @@
-"""The number of colours that the terminal can show, which Rich derives from `COLORTERM` and `TERM`, and the handling of
+"""Determines how many colours the terminal can show (Rich derives the number from `COLORTERM` and `TERM`), and handles
 `NO_COLOR`."""
 
 import os

@@ -38,7 +38,7 @@ def short_pauses() -> None:
 
 
 def collect_if_due() -> None:
-    """Run a full collection if one is due. Call this function when new data is painted, because no key is
-    waiting then."""
+    """Run a full garbage collection if one is due. Call this function when new data is drawn, because no key press is
+    waiting to be handled then."""
     if gc.get_count()[2] >= DUE:
         gc.collect()

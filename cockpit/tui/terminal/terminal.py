@@ -1,8 +1,8 @@
 """Textual driver that exits the cockpit when its terminal is closed, and resumes after every kind of suspension.
 
 If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. In plain Textual, the first failed
-write ends the writer thread. The writer's queue then fills, and the main thread blocks on it and does not handle
-SIGHUP.
+write ends the writer thread. The writer's queue then fills, so the main thread blocks when it next puts output into
+the queue, and does not handle SIGHUP.
 """
 
 import os
@@ -55,9 +55,9 @@ class TerminalDriver(LinuxDriver):
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def _sigtstp_application(self, *_: Any) -> None:
-        """Suspend after SIGTSTP, in the event loop. Textual suspends the app in the signal handler. The handler may
-        interrupt the main thread while this thread holds the lock of the writer's queue; the handler would then wait
-        for the lock forever."""
+        """Suspend after SIGTSTP, in the event loop. Textual's own method suspends the app in the signal handler, which
+        can deadlock: if the handler interrupts the main thread while this thread holds the lock of the writer's queue,
+        the handler waits for the lock forever."""
         self._in_event_loop(super()._sigtstp_application)
 
     def _sigcont_application(self, *_: Any) -> None:

@@ -61,9 +61,9 @@ class TerminalApp(App[None]):
         os.killpg(0, signal.SIGTSTP)
 
     async def on_event(self, event: events.Event) -> None:
-        """If the previous key has opened another screen in the meantime, send this key again, to that screen. If
-        several keys arrive together, Textual forwards all of them to the screen that is visible at that time. The app's
-        own bindings run later, when the keys bubble up from that screen.
+        """Make sure that a key reaches the screen that an earlier key has opened. If several keys arrive together,
+        Textual forwards all of them to the screen that is visible at that time. The app's own bindings run later, when
+        the keys bubble up from that screen. If another screen is visible by then, the key is sent to the new screen.
         """
         if isinstance(event, events.Key):
             self.key_at = time.monotonic()
@@ -73,8 +73,8 @@ class TerminalApp(App[None]):
         await super().on_event(event)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's line filters except the conversion of ANSI colours, which would take a tenth of the drawing time:
-        no style of the cockpit's themes has an ANSI colour."""
+        """Textual's line filters without the filter that converts ANSI colours. The cockpit's themes use no ANSI
+        colours, and the filter would take a tenth of the drawing time."""
         return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def write_terminal(self, sequence: str) -> None:
@@ -106,7 +106,8 @@ class TerminalApp(App[None]):
         self.choose_theme(names[(names.index(self.theme) + 1) % len(names)])
 
     def choose_theme(self, name: str) -> None:
-        """Show a theme, or its substitute on this terminal, and save the choice for the next start."""
+        """Switch to the theme `name` and save the choice for the next start. On a terminal with few colours, switch to
+        a substitute theme instead, and do not save the choice."""
         self.theme = fitting(name, self.depth)
         note = ""
         if self.depth is not Depth.FULL:

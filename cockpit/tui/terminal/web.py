@@ -58,8 +58,8 @@ class WebScreen(Server):
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Reject requests that come from other sites or lack the token. Add security headers to the responses to all
-        other requests."""
+        """Reject requests that come from other sites or lack the token. To the response to any other request, add
+        security headers."""
         origin = request.headers.get("Origin")
         if request.host != self._authority or origin not in (None, self.public_url):
             return web.Response(status=403, text=f"this cockpit answers only at {self.public_url}\n")

@@ -38,7 +38,8 @@ class _Key:
 
 
 class FittedFooter(Widget):
-    """Shows the keys that fit; a click on a key acts like pressing it. `without`: ids of actions to omit."""
+    """Shows as many keys as fit; a click on a key has the effect of pressing it. `without`: ids of actions that the
+    footer omits."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         super().__init__()

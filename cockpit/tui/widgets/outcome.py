@@ -53,7 +53,8 @@ class OutcomePanel(Panel):
 
 
 def outcome_level(store: Store) -> Level:
-    """The level of the final summary, which is good only if every planned step is done."""
+    """The level of the final summary: bad if the run failed, good if it has done all planned steps (or has no planned
+    number of steps), otherwise note."""
     if store.link is LinkState.FAILED:
         return Level.BAD
     return Level.GOOD if store.steps_planned is None or store.finished else Level.NOTE

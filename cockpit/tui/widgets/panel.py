@@ -1,8 +1,8 @@
 """Base class of panels: a bordered area that shows part of the store and redraws only changed lines.
 
 The app's timer calls `update_from`. The panel then draws all its lines as strips and passes only the changed strips to
-the compositor. `draw` depends on the store, the size, the palette and the user's choices; it reads no clock and no
-socket.
+the compositor. The result of `draw` depends only on the store, the size, the palette and the user's choices, not on a
+clock or a socket.
 """
 
 from typing import ClassVar
@@ -137,13 +137,13 @@ class Panel(Widget, can_focus=True):
         return bool(self._strips)
 
     def shows(self, store: Store) -> bool:
-        """Whether the panel has been drawn from this store, and not only from the empty store before the first
-        update.
+        """Whether the panel has been drawn from `store` since the first update; until then, it is drawn from an empty
+        store.
         """
         return self._store is store and self.drawn
 
     def redraw(self) -> None:
-        """Draw immediately after the user has changed a choice."""
+        """Redraw the panel at once, for example after a key press, instead of at the next update."""
         with self._store.lock:
             self.update_from(self._store)
 

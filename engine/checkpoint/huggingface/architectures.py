@@ -172,8 +172,8 @@ def model_of(config: Config, where: str) -> Model:
 
 
 def config_of(model: Model, dtype: str) -> Config:
-    """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if no
-    architecture can describe the model."""
+    """The content of config.json for `model`, in an architecture that can represent all of the model's settings. Raises
+    RefusedError if no architecture can describe the model."""
     if model.own:
         raise RefusedError(OWN_MODEL.format(model.implementation, "Hugging Face's format"))
     lost_by: dict[str, list[str]] = {}
@@ -274,7 +274,8 @@ def _rope_theta(config: Config, where: str) -> float:
 
 
 def _seq_len(config: Config, where: str) -> int:
-    """The default of model.seq_len. If only some layers have a window, the default is at most the window length."""
+    """The default of model.seq_len: `max_position_embeddings`, but at most `LONGEST` and, if only some layers use a
+    sliding window, at most the window's length."""
     longest = config.get("max_position_embeddings")
     windowed = window_of(config)
     lengths = [n for n in (LONGEST, longest, windowed or None) if n is not None]
@@ -293,7 +294,8 @@ def window_of(config: Config) -> int | None:
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """The keys `dense_layers` and `every`, derived from the keys by which Qwen selects the layers that have experts."""
+    """The layout keys `dense_layers` and `every`, derived from the config.json keys with which Qwen selects the layers
+    that have experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),
@@ -317,7 +319,7 @@ def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
 
 
 def _check_routing(moe: Moe | None, where: str) -> None:
-    """Refuse routing weights that the engine computes differently from transformers."""
+    """Raises RefusedError if the engine would route tokens or weight experts differently from transformers."""
     if moe is None:
         return
     if moe.top_k == 1:
@@ -335,12 +337,12 @@ def _check_routing(moe: Moe | None, where: str) -> None:
 
 
 def _spelled(value: Any) -> str:
-    """A value as written in error messages."""
+    """The text for a value of config.json in error messages."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return shown(value)
 
 
 def kinds() -> Iterator[str]:
-    """The names of the architectures, for the help of commands."""
+    """The names of the architectures, for the help texts of commands."""
     return (row.name.removesuffix("ForCausalLM") for row in ARCHITECTURES.values())

@@ -40,9 +40,9 @@ class Exported:
 
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
-    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, or a run's folder or a folder of
-    checkpoints, whose newest checkpoint is then exported. If the export fails, RefusedError is raised and nothing is
-    left at `target`."""
+    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, a run's folder, or a folder of
+    checkpoints; if there are several checkpoints, the newest is exported. If the export fails, RefusedError is raised
+    and nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
@@ -75,9 +75,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave this tensor out of the export: True if it is the bias on expert selection and the architecture
-    has no such bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other
-    experts.
+    """Whether to leave this tensor out of the export. True for an expert-selection bias if the architecture has no such
+    bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
     """
     name = f"model.{entry.ours}"
     if entry.copy or not entry.optional or name not in index:

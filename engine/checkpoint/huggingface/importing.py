@@ -227,7 +227,7 @@ class Weights:
         return list(read.values())
 
     def read(self, entry: Entry) -> Tensor:
-        """Read one tensor, and convert it to the engine's order of dimensions and rows."""
+        """Read one tensor, and convert it to the order of dimensions and rows that the engine uses."""
         if entry.theirs not in self.file_of:
             return torch.zeros(entry.shape)
         tensor: Tensor = self._file(self.file_of[entry.theirs]).read(entry.theirs)

@@ -49,7 +49,7 @@ PREDICTS = {"deepseek_v3"}  # architectures with multi-token prediction modules
 
 
 def entries(model: Model, kind: str) -> Iterator[Entry]:
-    """The tensors of a model, in the order of its layers, for the `model_type` `kind`."""
+    """The tensors of a model, in layer order, with their names in the architecture `kind` (a `model_type`)."""
     D = model.d_model
     yield Entry("embedding.weight", "model.embed_tokens.weight", (model.vocab, D))
     for layer in range(model.layers):
@@ -121,8 +121,9 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """The conversions of a matrix of `heads` heads, each with `before` non-rotary rows and `rope` rotary rows. The
-    first conversion puts the even rotary rows before the odd ones; the second conversion reverses this order.
+    """Two functions that reorder the rows of a weight matrix with `heads` heads, each with `before` non-rotary rows and
+    `rope` rotary rows. The first function puts the even rotary rows before the odd ones; the second function restores
+    the original order.
     """
     width = before + rope
     order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]

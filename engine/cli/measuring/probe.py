@@ -81,8 +81,8 @@ def write(text: str, out: Path, option: str = "--out") -> None:
 
 
 def unwritable(out: Path) -> str | None:
-    """The reason why the output file cannot be written, or None. Called before the measurement starts, so that its
-    result is not lost."""
+    """The reason why the output file cannot be written, or None. Called before the measurement starts, so that no
+    measured result is lost because the file cannot be written."""
     if out.is_dir():
         return "it is a folder"
     return None if out.parent.is_dir() else f"there is no folder {out.parent}"

@@ -40,15 +40,16 @@ class Chart:
 
     @property
     def ends(self) -> tuple[float, float, float, float]:
-        """Lowest and highest x, then lowest and highest y. Values on a logarithmic axis are given as logarithms. A
-        linear y axis begins at 0."""
+        """The ranges of the axes: lowest and highest x, then lowest and highest y. Values on a logarithmic axis are
+        given as logarithms. A linear y axis begins at 0."""
         xs = [self.x(x) for line in self.lines for x, _ in line.points]
         ys = [self.y(y) for line in self.lines for _, y in line.points]
         low, high = (min(ys), max(ys) + 0.15) if self.log_y else (0.0, 1.05 * max(ys))
         return min(xs), max(max(xs), min(xs) + 1e-9), low, max(high, low + 1e-9)
 
     def x_ticks(self) -> list[float]:
-        """The x values of the markers if there are 3 to 10 of them, else powers of ten."""
+        """The x values at which the axis has ticks: those of the markers if there are 3 to 10 of them, else powers of
+        ten."""
         marked = sorted({x for line in self.lines if line.marks for x, _ in line.points})
         return marked if 2 < len(marked) <= 10 else powers(*self.ends[:2])
 

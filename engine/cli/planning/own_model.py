@@ -1,4 +1,5 @@
-"""`engine plan` for the user's own model: counts what the model's code declares; everything else is unknown."""
+"""`engine plan` for the user's own model: reports what can be counted from the model's code; all other values are
+unknown."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def charts(
     options: argparse.Namespace, name: str, job: Job, hardware: Hardware | None, release: str | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """The text and the JSON of the chart that the options select, or None if they select none. Writes the SVG if
+    """The text and the JSON of the chart that the options select, or None if no chart is selected. Writes the SVG if
     `--svg` is given."""
     if options.roofline and options.scaling:
         refuse("--roofline and --scaling cannot be combined; legal: one of them")
@@ -174,7 +174,7 @@ def scaling_json(kind: Kind, points: list[Point]) -> dict[str, Any]:
 
 
 def scaling_chart(name: str, kind: Kind, points: list[Point]) -> Chart:
-    """Efficiency in percent against the number of ranks."""
+    """A chart of the efficiency in percent over the number of ranks."""
     known = tuple((float(point.ranks), 100 * point.efficiency) for point in points if point.prediction)
     ideal = (known[0], (known[-1][0], 100.0))
     lines = (Line("ideal", ideal), Line("predicted", known, marks=True))

@@ -45,7 +45,8 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
 
 
 def _uncertain(found: Result) -> str:
-    """One sentence: which results may be the fastest, and the uncertainty of a predicted ratio of two step times."""
+    """One sentence that says which results may be the fastest, and how uncertain a predicted ratio of two step times
+    is."""
     numbers = [str(number) for number, candidate in enumerate(found.candidates, 1) if candidate]
     known = limits()
     return (

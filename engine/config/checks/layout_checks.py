@@ -52,7 +52,8 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that are larger than in any published run. This check runs first, so that later checks stay fast."""
+    """Refuse a layout whose number of ranks, tokens per batch or number of parameters is larger than in any published
+    run. This check runs first, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     parameters = 0 if layout.model.own else parameter_count(layout.model)
     for what, size, most in (

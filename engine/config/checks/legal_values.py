@@ -1,5 +1,5 @@
-"""Legal values of knobs for the layout's partition and batch. Used by the layout checks and by the knobs of a live
-run."""
+"""The knob values that are legal with a layout's parallel grid and batch size. Used by the layout checks and by the
+knobs of a live run."""
 
 from engine.config.grid import divisors
 from engine.config.layout import Layout
@@ -12,7 +12,8 @@ from engine.config.schedule_traits import (
 
 
 def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
-    """Divisors of the local batch that `schedule` accepts with the layout's partition."""
+    """The divisors of the local batch that `schedule` accepts as the number of micro-batches for the layout's pipeline
+    stages."""
     pp, virtual = layout.grid.pp, layout.virtual_stages
     ways = divisors(layout.local_batch) if layout.local_batch else []
     return [m for m in ways if accepts_micro_batches(schedule, pp, virtual, m)]
@@ -26,9 +27,9 @@ def can_compile(layout: Layout, schedule: str) -> bool:
 
 def can_predict(layout: Layout, schedule: str) -> bool:
     """Whether `schedule` can train the layout's multi-token prediction layers; true if there are none. A schedule with
-    a split backward pass cannot train multi-token prediction, which uses an embedding lookup that does not depend on
-    the stage's input: if the result of such an operation is used several times, torch runs the operation's backward
-    pass once for each use."""
+    a split backward pass cannot train these layers: they use an embedding lookup that does not depend on the stage's
+    input, and with a split backward pass, torch would run the backward pass of such an operation once for each use of
+    its result."""
     return not (layout.model.mtp_layers and SCHEDULES[schedule].split_backward)
 
 
@@ -48,7 +49,8 @@ def legal_zero_stages(layout: Layout, schedule: str) -> list[int]:
 
 
 def legal_schedules(layout: Layout, zero: int) -> list[str]:
-    """Schedules that can run with the layout's partition and batch, and with ZeRO stage `zero`."""
+    """The schedules that are compatible with the layout's pipeline stages and local batch, and with ZeRO stage
+    `zero`."""
     names = same_partition(layout.schedule.name)
     planned = not can_predict(
         layout, layout.schedule.name

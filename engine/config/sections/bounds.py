@@ -1,4 +1,4 @@
-"""Types of layout keys with their bounds."""
+"""Annotated types for layout keys; each type states the legal bounds of a value."""
 
 from typing import Annotated
 

@@ -48,7 +48,7 @@ class Moe(Struct, frozen=True):
 
     @property
     def balances(self) -> list[str]:
-        """The balancing methods in use: "aux", "bias", both or none."""
+        """The load-balancing methods in use, as a list that may contain "aux" and "bias"."""
         return [] if self.balance == "none" else self.balance.split("+")
 
 
@@ -101,7 +101,8 @@ class Model(Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether the user supplies the model's code. Only this code then knows the model's sizes and costs."""
+        """Whether the user supplies the model's code. If so, the engine learns the model's parameter counts and costs
+        only from this code."""
         return self.implementation != BUILT_IN
 
     @property

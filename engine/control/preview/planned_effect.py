@@ -66,7 +66,8 @@ class PlannedEffect:
     # ------------------------------------------------------------------------------------------- memory
 
     def memory(self, now: float | None, before: Job, after: Job) -> Estimate:
-        """Memory of the leader: its measured memory plus the planned difference. Resident memory is not predicted."""
+        """Predict the leader's memory: its measured memory plus the planned difference. There is no prediction if the
+        measured memory is the resident memory of a process on the CPU."""
         here, there = (self._plan(job).ranks[0].total for job in (before, after))
         by = there - here
         source = f"{CLOSED_FORM}: {_signed(by)} on pipeline rank 0"
@@ -116,21 +117,22 @@ class PlannedEffect:
         return found
 
     def _sent(self, job: Job) -> dict[str, float]:
-        """Bytes that all ranks send, by axis. Control messages and the token rows of the all-to-alls are not
-        counted."""
+        """Bytes that all ranks send, by axis. Control messages are not included, nor are the rows of
+        tokens that the all-to-alls send."""
         return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
 
     # --------------------------------------------------------------------------------------------- time
 
     def prediction(self, job: Job) -> Prediction:
-        """The planner's prediction of a step, not fitted to the run."""
+        """The planner's prediction for a step of `job`, without the factors that are fitted to the run."""
         return _cached(self._predictions, job, lambda: predict(job, self._hardware))
 
     def parts(self, job: Job) -> Parts:
         return parts_of(self.prediction(job))
 
     def fitted(self, runs: Sequence[tuple[Job, Steps]]) -> Factors | None:
-        """The factors that fit the planner's times to the measured steps in `runs`; None if no step was measured."""
+        """The factors by which the planner's times are scaled to match the measured steps in `runs`; None if no step
+        was measured."""
         observed = []
         for job, steps in runs:
             times, means = steps.times_s, steps.means()
@@ -177,8 +179,8 @@ class PlannedEffect:
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
     """For each axis, the bytes that all ranks together send. In a large job, the bytes are computed for only one rank
-    per pp coordinate, and multiplied by the number of ranks with this coordinate. The error is small, because shards
-    differ by at most one row."""
+    per pp coordinate, and multiplied by the number of ranks with this coordinate. This approximation
+    is close, because the sizes of the ranks' shards differ by at most one row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()
@@ -201,8 +203,8 @@ def _signed(size: float) -> str:
 
 
 def _with_values(layout: Layout, values: Values) -> Layout:
-    """The layout with these knob values. If the values include the text of a new layout, the keys that it changes take
-    precedence over the other knobs.
+    """The layout with these knob values. If `values` includes the text of a new layout, the keys that this text changes
+    take precedence over the other knobs.
     """
     held = with_knobs(layout, values)
     text = str(values.get(KNOB, layout_text(layout)))
@@ -213,7 +215,8 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """Section `section` of `held`, with the keys that differ between `old` and `new` set to their values in `new`."""
+    """A copy of section `section` of `held`, in which each key that differs between `old` and `new` has its value in
+    `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

@@ -65,8 +65,9 @@ PASSES = {"none": 2, "selective": 2, "full": 3}
 @dataclass(frozen=True)
 class _Change:
     """A change to preview: the knob values before and after the change, and a copy of the measurements at the time of
-    the query. `seen`: the steps with each set of knob values. `stretches`: one entry for each stretch of steps between
-    two changes, newest last. `present`: the newest steps with the values that are in force before the change."""
+    the query. `seen`: the measured steps, grouped by knob values. `stretches`: one entry for each stretch of steps
+    between two changes, newest last. `present`: the newest steps with the values that are in force before the
+    change."""
 
     before: Values
     after: Values
@@ -157,9 +158,9 @@ class Previewer:
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Compare the measurements of a training step with the preview of the newest change. If the step is the first
-        with changed knob values, compute a preview of this change from the earlier steps, and begin to check this
-        preview."""
+        """Compare the measurements of a training step with the preview of the newest change. If this is the first
+        step with changed knob values, first compute a preview of the change from the steps before it; this preview is
+        then checked."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -168,7 +169,7 @@ class Previewer:
         self._verification.note(measured)
 
     def _moved(self, before: Values, after: Values) -> list[Estimate]:
-        """Estimates of the quantities that a change affects."""
+        """Estimates of the quantities that change when the knob values change from `before` to `after`."""
         try:
             change = self._change(before, after)
             return [one for one in self._estimates(change) if not self._untouched(one.quantity, change)]
@@ -283,8 +284,9 @@ class Previewer:
         return found
 
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
-        """The step time that the fitted planner predicts, clamped to `bounds`, the interval from the simulated
-        schedule. `kept` is the share of (token, expert) pairs that are not dropped after the change."""
+        """Predict the step time with the fitted planner. The prediction is clamped to the interval `bounds`, which
+        comes from a simulation of the schedule. `kept` is the share of (token, expert) pairs that are not dropped after
+        the change."""
         present = change.present
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if present.count < MIN_STEPS:
@@ -312,8 +314,8 @@ class Previewer:
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
         """Predict the all-to-all bytes, which are proportional to the number of passes (forward, backward and
-        recomputed) and to the number of (token, expert) pairs that are not dropped. `kept` is the number of these pairs
-        after the change divided by their number before it: minimum, likely value and maximum."""
+        recomputed) and to the number of (token, expert) pairs that are not dropped. `kept`: the minimum, likely and
+        maximum factor by which the change multiplies the number of these pairs."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -344,7 +346,7 @@ def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """An estimate from measured steps: the mean, and the interval that contains the middle 95 % of the steps. With
+    """An estimate from measured steps: their mean, and an interval that contains the middle 95 % of their values. With
     fewer than 40 steps, the interval spans from the lowest to the highest value."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"

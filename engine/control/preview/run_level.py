@@ -1,12 +1,12 @@
 """Predicts the step time of a run for knob values that were in force earlier in the run.
 
-A run can become faster or slower even if its knobs stay the same, because the load of its experts changes or other
-programs use its cores. So an earlier step time with the same knob values is not a good prediction by itself. In the
-model used here, the logarithm of a step time is the run's baseline plus a constant for each set of knob values. The
-baseline is a random walk: from one stretch of steps with equal knob values to the next, it changes by a random amount,
-whose standard deviation is called the drift. Knob values that were in force several times show how the baseline has
-drifted. The drift is unknown, so the step time is predicted for several drifts, and the predictions are averaged with
-the probability of each drift as the weight.
+A run can become faster or slower even if its knobs stay the same, because the load of its experts changes or because
+other processes compete for the CPU. So an earlier step time with the same knob values is not a good prediction. The
+model used here describes the logarithm of a step time as the sum of a baseline, which changes during the run, and a
+constant effect of the knob values. The baseline is a random walk: from one stretch of steps with equal knob values to
+the next, the baseline changes by a random amount, whose standard deviation is called the drift. Knob values that were
+in force several times show how the baseline has drifted. The drift is unknown, so the step time is predicted for
+several values of the drift, and the predictions are averaged, weighted with the probability of each value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,15 +24,15 @@ ANY_EFFECT = 1.0  # the same for the effect of knob values
 
 
 class Stretch(NamedTuple):
-    """Consecutive steps with equal knob values, at least two."""
+    """At least two consecutive steps with equal knob values."""
 
     values: Hashable
     times: Times
 
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
-    """Predict the mean step time in seconds, with a 90 % interval, if the next steps run with the knob values `values`.
-    `stretches` are the earlier stretches in chronological order."""
+    """Predict the mean time of the next steps in seconds, with a 90 % interval, if these steps run with the knob values
+    `values`. `stretches` are the earlier stretches in chronological order."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]
@@ -60,7 +60,8 @@ class _Normal(NamedTuple):
 
 
 def _conditional(covariance: np.ndarray, measured: np.ndarray, errors: np.ndarray) -> _Normal:
-    """The distribution of the last of several jointly normal variables, given measurements of the others."""
+    """For several jointly normal variables, the conditional distribution of the last one, given noisy measurements of
+    the others."""
     known = covariance[:-1, :-1] + np.diag(errors**2)
     solved = np.linalg.solve(known, np.column_stack([measured, covariance[:-1, -1]]))
     mean, reduced = covariance[-1, :-1] @ solved

@@ -53,7 +53,7 @@ class ActionTimes:
         self._costs: dict[tuple[bool, int], deque[Costs]] = {}
 
     def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
-        """Add the durations of one step, ordered as the actions in `clock.acts`."""
+        """Add the measured durations of one step's actions, in the same order as the actions in `clock.acts`."""
         micro_batches = 1 + max(act.micro_batch for act in clock.acts[0])
         splits = any(act.kind == "W" for acts in clock.acts for act in acts)
         newest = self._costs.setdefault((splits, micro_batches), deque(maxlen=AVERAGED))
@@ -65,7 +65,8 @@ class ActionTimes:
         return other
 
     def of(self, plan: Plan) -> list[Costs]:
-        """The action times of each recorded step whose micro-batch count and kind of backward pass match `plan`."""
+        """The action times of the recorded steps that match `plan` in two respects: the number of micro-batches, and
+        whether backward passes are split."""
         return list(self._costs.get((plan.splits, plan.micro_batches), ()))
 
 
@@ -85,8 +86,8 @@ class ScheduleEffect:
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
         """Estimates of the quantities `bubble` and `bubble_bound`. `only_cut`: whether only the schedule or the number
-        of micro-batches changes. Otherwise the measured action times of each stage are multiplied by the ratio of the
-        planner's prediction for the new values to its prediction for the old values."""
+        of micro-batches changes. Otherwise the measured action times of each stage are scaled by a ratio: the
+        planner's prediction for the new knob values divided by its prediction for the old ones."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}
@@ -108,11 +109,11 @@ class ScheduleEffect:
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time as an interval. At one end of the interval, an action's time is assumed to be proportional to
-        the size of its micro-batch; at the other end, to be independent of it. If the run has measured action times for
-        micro-batches of the new size, the interval also contains the step time that is simulated with these times.
-        `noise_ms` is the standard error of the difference between the mean of the steps before the change and a later
-        measurement."""
+        """The step time as an interval. At one end of the interval, action times are assumed to be proportional to the
+        size of the micro-batches; at the other end, they are assumed not to depend on this size. If the run has
+        measured action times for micro-batches of the new size, the interval is extended to include the step time
+        simulated with those times. `noise_ms` is the standard error of the difference between two measurements: the
+        mean step time before the change, and a later one."""
         if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -136,8 +137,8 @@ class ScheduleEffect:
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
     """Fill in missing times of the full backward pass (B) and of its two halves (I, W). Missing times are needed if
-    only one of the two schedules splits the backward pass. A missing B becomes I + W, and a missing I or W becomes half
-    of B. None if B is missing and I or W is missing too."""
+    only one of the two schedules splits the backward pass. A missing B is set to I + W, and a missing I or W to half of
+    B. None if B is missing and I or W is missing too."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

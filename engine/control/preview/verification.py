@@ -55,7 +55,8 @@ class Verification:
             self._end()
 
     def error_of_change(self, quantity: str) -> float:
-        """Relative standard error of predicted changes, estimated from a prior and from the checks in this run."""
+        """Relative standard error of the predicted changes of `quantity`, estimated from a prior and from the
+        predictions that this run has checked."""
         checked = self._checked.get(quantity, [])
         weight = PRIOR_WEIGHT * USUAL_CHANGE**2
         squares = weight * PRIOR_ERROR**2 + sum(miss**2 for _, miss in checked)

@@ -65,8 +65,8 @@ def _run(context: RankContext, work: Work, connection: ParentConnection) -> int:
 
 
 def _set_up(context: RankContext, connection: ParentConnection) -> threading.Event:
-    """Set up signals, output, cores, and the two mechanisms that detect the parent's death. Returns the event that
-    allows rank 0 to exit."""
+    """Set up signal handling, standard output, the share of the CPU cores, and the two mechanisms that detect the
+    parent's death. Returns the event that allows rank 0 to exit."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
     signal.signal(SAVE_SIGNAL_TO_RANK, context.save)

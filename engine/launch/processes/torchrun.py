@@ -80,7 +80,7 @@ def context_from_environment(
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
     """The values of the environment variables `names` as integers. MASTER_ADDR and MASTER_PORT are checked but not
-    returned. Raises ValueError if a variable is missing or invalid; its message begins with `who`."""
+    returned. If a variable is missing or invalid, raises a ValueError whose message begins with `who`."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, on every rank")

@@ -95,7 +95,8 @@ class Restart:
     lost_steps: int = 0
 
     def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
-        """The report of this restart, made after the first step that follows it. `began_s`: start time of that step."""
+        """The report about this restart, made after the first step that follows the restart. `began_s`: when this step
+        started."""
         ended_s = self.handover.ended_s
         lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
         return Restarted(

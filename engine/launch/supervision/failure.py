@@ -80,7 +80,7 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then its chain of causes, back to the first error."""
+    """Yield the error, then the errors that led to it, back to the first one."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -128,7 +128,7 @@ def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _cause_order(outcome: Outcome) -> tuple[int, float]:
-    """Sort key that puts the most likely root cause first: by the kind of the failure, then by its time."""
+    """Sort key that puts the most likely root cause first: failures are ordered by kind, then by time."""
     if outcome.report:
         return (4 if outcome.report.caused_by_peer else 1), outcome.report.time
     if outcome.overdue:
@@ -141,7 +141,7 @@ def _cause_order(outcome: Outcome) -> tuple[int, float]:
 
 
 def sentence(outcome: Outcome, name: str) -> str:
-    """One sentence about a failed rank, without a newline: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
+    """One sentence about a failed rank, without a newline, such as ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
     return f"{_who(outcome.rank, name)} {_what(outcome)}"
 
 

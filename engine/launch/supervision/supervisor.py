@@ -1,6 +1,6 @@
 """Supervises forked ranks from their parent: detects failures and hangs, finds the root cause, ends the ranks.
 
-Runs no torch code.
+This module runs no torch code.
 """
 
 import os
@@ -55,7 +55,7 @@ class RankProcess:
         self.kill(signal.SIGCONT)
 
     def release(self) -> None:
-        """Allow rank 0 to exit. Rank 0 serves the store that all ranks share, so it waits for this permission."""
+        """Allow rank 0 to exit. Rank 0 waits for this permission, because it serves the store that all ranks share."""
         if not self.released:
             self.released = True
             with suppress(OSError):
@@ -216,7 +216,8 @@ class Supervisor:
             return False
 
     def _poll_while_any(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
-        """Handle events until `ranks` returns an empty list, a second Ctrl-C arrives, or `seconds` have passed."""
+        """Handle events as long as `ranks` returns at least one rank, but stop after a second Ctrl-C or after `seconds`
+        seconds."""
         end = time.monotonic() + seconds
         while any(True for _ in ranks()) and self._signals.interrupts <= 1:
             remaining = end - time.monotonic()

@@ -50,8 +50,9 @@ class SharedExperts(nn.Module):
 
     The shared experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative
     is to shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one
-    all-reduce of the experts' gradients over tp per step. Replication sends fewer bytes than sharding if a
-    data-parallel rank has more tokens per step than 1.5 times the experts' total width (docs/evidence/bytes.md).
+    all-reduce of the shared experts' gradients over tp per step. Replication sends fewer bytes than sharding if the
+    number of tokens of a data-parallel rank in a step exceeds 1.5 times the total width of the shared experts
+    (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
@@ -73,8 +74,8 @@ GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets[e]` is the end of the rows of expert e.
-    Rows after the last offset are not computed; their values are undefined."""
+    """Grouped GEMM: multiplies each expert's rows by that expert's matrix. The products are [R, Y]. `offsets[e]` is the
+    end of the rows of expert e. Rows after the last offset are not computed; their values are undefined."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
         *parts, behind = rows_RX.tensor_split(offsets.cpu().long())
         products = [part @ weight for part, weight in zip(parts, weights_EXY, strict=True)]

@@ -138,10 +138,10 @@ class TokenChoice(Router):
     def _pairs_by_expert(
         self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None
     ) -> Callable[[], Tensor]:
-        """Returns a function that returns, for each sequence and expert, the number of tokens that chose the expert,
-        [B, E]. If the router has a bias, the counts use the K experts that the token would choose without the bias and
-        without groups (DeepSeek-V3 2024, eq. 18). The ranks that share a sequence exchange their counts while the layer
-        sends its rows to the experts."""
+        """Returns a function that returns, for each sequence, the number of tokens that chose each expert, [B, E]. If
+        the router has a bias, the counts use the K experts that the token would choose without the bias and without
+        groups (DeepSeek-V3 2024, eq. 18). The ranks that share a sequence exchange their counts while the layer sends
+        its rows to the experts."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None

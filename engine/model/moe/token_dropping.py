@@ -13,8 +13,8 @@ from engine.parallel.context.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """Maximum number of (token, expert) pairs that one expert keeps in a sequence of `whole` tokens: `factor` times the
-    mean number of pairs per expert, but at most one pair per token.
+    """An expert's capacity for a sequence of `whole` tokens, in (token, expert) pairs. It is `factor` times the mean
+    number of pairs per expert, rounded up, but at most one pair per token.
     """
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
@@ -42,9 +42,9 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """The scores, converted to half their precision. This keeps rounding errors from deciding how the tokens of a
-    sequence are ranked. The scores of identical tokens differ only in the last digits, which depend on the layout.
-    After the conversion the scores of identical tokens are equal, so the earlier token is ranked higher.
+    """The scores with half as many bits: fp32 becomes fp16, fp64 becomes fp32. This keeps rounding errors from deciding
+    how the tokens of a sequence are ranked. The scores of identical tokens differ only in the last digits, which depend
+    on the layout. After the conversion the scores of identical tokens are equal, so the earlier token is ranked higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

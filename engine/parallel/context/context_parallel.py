@@ -34,7 +34,8 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """The instance for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
+        """An instance for runs without context parallelism: after the all-gather over tp, each tp rank has all tokens
+        of the sequence."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:
@@ -42,8 +43,8 @@ class ContextParallel:
         return positions(seq_len, self.cp.size, self.cp.rank)
 
     def rope_positions(self, seq_len: int) -> Tensor:
-        """The positions whose rotary factors this rank needs: its own, or all positions if they restart at each
-        document."""
+        """The positions for which this rank needs rotary factors: those of its tokens, or the whole sequence if
+        positions restart at each document."""
         return torch.arange(seq_len) if self._reset_positions else self.positions(seq_len)
 
     def documents(self, starts_BW: Tensor, dtype: torch.dtype, window: int | None) -> Documents:
@@ -71,8 +72,8 @@ class ContextParallel:
         window: int | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Causal attention, [B, H, S, C]: over all earlier tokens, over the last `window` keys up to each query, or
-        within documents. G divides H."""
+        """Compute causal attention, [B, H, S, C]. Each query attends to all tokens up to its own, only to the last
+        `window` of these, or as the masks of `documents` allow. G divides H."""
         masks = documents.masks if documents else None
         if self.cp.size > 1:
             return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp, window, masks)

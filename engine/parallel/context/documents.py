@@ -8,8 +8,8 @@ from engine.kernels.document_attention import Mask
 
 
 class Documents:
-    """`masks`: one for whole sequences, or one for each hop of a ring. `positions` [B, S]: positions of this rank's
-    tokens within their documents, if positions restart at each document; else None."""
+    """`masks`: one mask for whole sequences, or with ring attention, one mask for each hop. `positions` [B, S]:
+    positions of this rank's tokens within their documents, if positions restart at each document; else None."""
 
     def __init__(self, masks: Sequence[Mask], positions: Tensor | None):
         self.masks, self._positions = masks, positions
@@ -17,7 +17,7 @@ class Documents:
 
     def rope(self, table: Tensor) -> Tensor:
         """The rotary factors of this rank's tokens: selected from `table` if positions restart at each document, else
-        `table` itself. The selection is made once and shared by all layers."""
+        `table` itself. The selected factors are computed once, and all layers share them."""
         if self._positions is None:
             return table
         if self._rope is None:

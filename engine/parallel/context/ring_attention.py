@@ -20,8 +20,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 @dataclass(frozen=True)
 class VisibleBlock:
-    """A slice of a rank's queries, and the slice of the owner's keys to which these queries attend under the causal
-    mask."""
+    """A slice of one rank's queries, and the slice of the keys of one rank (the owner) to which these queries attend
+    under the causal mask."""
 
     queries: slice
     keys: slice
@@ -55,8 +55,8 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """Ring attention. The backward pass sends keys and values around the ring again. The gradients of keys and values,
-    summed so far, follow one hop later, so the last hop returns the gradients to the rank that owns the keys and
+    """Ring attention. The backward pass sends keys and values around the ring again. The partial sums of the gradients
+    of keys and values travel one hop behind them, so the last hop brings each sum to the rank that owns the keys and
     values.
     """
 

@@ -18,8 +18,8 @@ from engine.parallel.collectives import Axis
 
 
 def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
-    """For each of the cp x tp ranks, the indices of its pieces. Ranks are in an order in which tp varies fastest, and
-    pieces are numbered in sequence order."""
+    """The indices of the pieces that each of the cp x tp ranks holds. Ranks are in an order in which tp varies fastest,
+    and pieces are numbered in sequence order."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
     chunks = [
@@ -38,7 +38,8 @@ def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> T
 class SequenceSlices:
     """Computes router statistics over all ranks that share a sequence, without gradients.
 
-    `axis` contains these cp x tp ranks, in an order in which tp varies fastest, and counts the bytes of the gathers.
+    `axis` is the axis of these cp x tp ranks, in an order in which tp varies fastest; it also counts the bytes of the
+    gathers.
     """
 
     def __init__(self, axis: Axis, cp: int = 1):
@@ -50,9 +51,9 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the tokens that chose each expert. `chosen_BSE` is 1 where the token chose the expert, else 0. Returns,
-        for each token and expert, the number of earlier tokens of the whole sequence that chose the expert, [B, S, E],
-        and, for each expert, the total number of tokens of the sequence that chose it, [B, E].
+        """Count the tokens that chose each expert. `chosen_BSE` is 1 where the token chose the expert, else 0. Returns
+        two counts over the whole sequence: [B, S, E], the number of tokens before each token that chose the expert, and
+        [B, E], the number of all tokens that chose the expert.
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = _counts(parts)
@@ -64,9 +65,9 @@ class SequenceSlices:
         return torch.cat(earlier, 1), ends[:, -1]
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
-        """Start counting, over the whole sequence, the tokens that chose each expert; `chosen_BSE` is 1 where a token
-        chose an expert, else 0. The returned function returns the counts, [B, E]. The first call of this function waits
-        for the counts of the other ranks; the result is kept, because recomputation needs it again."""
+        """Start to count how many tokens of the whole sequence chose each expert. `chosen_BSE` is 1 where a token chose
+        an expert, else 0. The returned function yields the counts, [B, E]: its first call waits for the counts of the
+        other ranks, and caches the result, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:

@@ -48,7 +48,7 @@ def ulysses_attention(
 
 
 def _in_order(x_PBHSC: Tensor) -> Tensor:
-    """Join the two chunks of each rank (zigzag split) into whole sequences, [B, H, W, C]."""
+    """Reorder the tokens of all cp ranks, two chunks per rank (zigzag split), into whole sequences, [B, H, W, C]."""
     first, second = x_PBHSC.chunk(2, 3)
     return torch.cat((first, second.flip(0))).permute(1, 2, 0, 3, 4).flatten(2, 3)
 

@@ -1,4 +1,4 @@
-"""Assumed hardware of a rank on one core of a server CPU, for machines that were not measured.
+"""The hardware that the planner assumes for a rank on one core of a server CPU if the machine was not measured.
 
 The values are rough estimates, correct only in their order of magnitude. Callers calibrate the predicted times with a
 run's telemetry (`engine/planner/refit.py`). `engine probe` measures the actual machine.
@@ -20,6 +20,6 @@ CPU_CORE = Hardware(
 
 
 def cpu_cores(cores: int) -> Hardware:
-    """The hardware description for ranks that share `cores` CPU cores. The time to dispatch operations is added to the
-    time of the kernels."""
+    """The hardware description for ranks that share `cores` CPU cores. With this description, the planner adds the time
+    to dispatch operations to the time of the kernels."""
     return structs.replace(CPU_CORE, measured=Measurement(ranks=1, cores=cores))

@@ -1,5 +1,5 @@
-"""Description of a machine for the planner: a device, the links between ranks, and the share of each peak rate that a
-run reaches."""
+"""Description of a machine for the planner: the device, the links between ranks, and the efficiency, that is, which
+share of each peak rate a run reaches."""
 
 from typing import Annotated
 
@@ -81,8 +81,8 @@ class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
-    """A cluster of identical devices. `links` are ordered from the innermost level to the outermost, which connects any
-    number of ranks."""
+    """A cluster of identical devices. `links` are ordered from the innermost level to the outermost; the outermost
+    level connects any number of ranks."""
 
     name: str
     device: Device

@@ -64,7 +64,7 @@ def step_flops(
     head: bool = True,
     multiply_adds: Callable[[Model, int | None], float] = multiply_adds,
 ) -> float:
-    """Model FLOPs of a step with `tokens` tokens and `pairs` (token, expert) pairs that ran on routed experts.
+    """Model FLOPs of a step with `tokens` tokens in which the routed experts process `pairs` (token, expert) pairs.
 
     `layers` and `head` restrict the count, for example to one stage. `multiply_adds(model, layer)` is the number of
     multiply-adds per token in a layer without its routed experts, or in the head if `layer` is None.

@@ -60,8 +60,8 @@ def networks() -> list[str]:
 
 @lru_cache(maxsize=256)
 def hardware(name: str) -> Hardware:
-    """The machine with this name. In a name such as H100/roce-400, the part after the slash replaces the machine's
-    network. Raises HardwareError."""
+    """The hardware description of the machine with this name. In a name such as H100/roce-400, the part after the slash
+    replaces the machine's network. Raises HardwareError."""
     table = _table()
     machine_name, _, network = name.partition("/")
     if machine_name not in table.machines:

@@ -18,8 +18,8 @@ def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
     """The combinations of in-flight counts that a rank reaches in a step, as tuples with one count per stage. A tuple
-    is left out if another one is at least as high on every stage. Whatever the sizes of the stages are, peak memory
-    occurs at one of the returned tuples."""
+    is left out if another tuple has at least the same count on every stage. For any stage sizes, the peak memory occurs
+    at one of the returned combinations."""
     if ranks == 1:
         return ((1,) * virtual_stages,)
     return _highest(
@@ -28,8 +28,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches that gives the same highest in-flight counts as `micro_batches`. Tests verify
-    this by enumeration."""
+    """A small number of micro-batches with the same highest in-flight counts as `micro_batches` micro-batches. Tests
+    verify this by enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

@@ -2,10 +2,10 @@
 
 The peak is the maximum over these points, for each count of micro-batches in flight that the schedule reaches:
 
-- the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32; - the backward pass
-of a layer, during which recomputed activations and gradients of activations exist; - the gradient reduction of a
-layer's larger FSDP unit (`unit_reduction.py`); - the backward pass of the first layer, if gradients take more memory
-than before while activations are freed.
+- the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32;
+- the backward pass of a layer, during which recomputed activations and gradients of activations exist;
+- the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
+- the backward pass of the first layer, if gradients take more memory than before while activations are freed.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
@@ -33,12 +33,12 @@ LISTS = {"engine": saved, "megatron": saved_megatron}
 class RankMemory:
     """Memory of one pipeline rank at its peak, in bytes by component.
 
-    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the buffers in
-    which a unit's gradients are reduced. `activations`: layer inputs and the tensors that attention and dense MLPs keep
-    for the backward pass, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep
-    for the backward pass, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that
-    exist only during the backward pass of a layer. `pipeline`: buffers between stages. `framework`: contexts,
-    communication buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
+    `parameters`: weights and rotary tables. `gathered`: the full weights that ZeRO or FSDP gathers, and the buffers for
+    reducing a unit's gradients. `activations`: layer inputs and the tensors that attention and dense MLPs keep for the
+    backward pass, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep for the
+    backward pass, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that exist
+    only during the backward pass of a layer. `pipeline`: buffers between stages. `framework`: contexts, communication
+    buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
     """
 
     parameters: float
@@ -68,7 +68,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer in a job, computed once and reused for all pipeline ranks."""
+    """Memory of each kind of layer in a job, in bytes, computed once and reused for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -89,7 +89,8 @@ class LayerBytes:
         return self._working[layer]
 
     def reduction(self, layer: Layer) -> UnitReduction | None:
-        """The gradient reduction of the layer's larger FSDP unit; None if gradients are not reduced per micro-batch."""
+        """The gradient reduction of the layer's larger FSDP unit; None if gradients are not reduced after each
+        micro-batch."""
         if layer not in self._reductions:
             self._reductions[layer] = unit_reduction(self.job, layer)
         return self._reductions[layer]
@@ -213,11 +214,11 @@ def _moments(
 
 
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
-    """Bytes of the buffers between stages, and bytes of the logits that are kept for the backward pass.
+    """Two numbers of bytes: the buffers between pipeline stages, and the logits that are kept for the backward pass.
 
     The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step: one
     for activations and one for gradients. torch also keeps the output of each micro-batch in flight. With recompute,
-    the first layer keeps the receive buffer itself as its saved input, so this input is not counted twice. Megatron-LM
+    the receive buffer itself is the saved input of the first layer, so this input is not counted twice. Megatron-LM
     frees outputs after sending.
     """
     if job.grid.pp == 1:

@@ -57,8 +57,9 @@ class MemoryPlan:
 
 
 def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:
-    """Plan the memory of a job. `hardware` adds the memory that libraries reserve on a GPU; `gloo`, or hardware
-    that was measured with gloo, adds the buffers that the engine's collectives keep on CPUs."""
+    """Plan the memory of a job. If `hardware` is a machine with GPUs, the plan includes the memory that libraries
+    reserve on a GPU. With `gloo`, or if the hardware was measured with gloo, the plan includes the buffers that the
+    engine's collectives keep on CPUs."""
     gloo = gloo or (hardware is not None and hardware.on_cpu)
     framework = RESERVED * hardware.device.memory_bytes if hardware and not hardware.on_cpu else 0.0
     layers = LayerBytes(job)
@@ -69,8 +70,9 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
 
 
 def least_bytes(job: Job) -> float:
-    """A lower bound on the total bytes of all ranks of an engine run: weights, gradients and optimizer state while the
-    loss of the second micro-batch is computed, without activations and buffers."""
+    """A lower bound on the memory of all ranks of an engine run together, in bytes. It includes the weights, gradients
+    and optimizer state that exist while the loss of the second micro-batch is computed, but no activations or
+    buffers."""
     total = 0.0
     for pp in range(job.grid.pp):
         held = rank_parameters(job, pp)

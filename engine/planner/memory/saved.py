@@ -54,8 +54,8 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """The storages of the embedding: the row index of each token id in this rank's table, and a mask of ids that are
-    not in it."""
+    """The storages that the embedding saves: the row index of each token id in this rank's part of the table, and a
+    mask of the token ids that this part does not contain."""
     tokens = Sizes.of(job).tokens
     return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
 
@@ -78,9 +78,9 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def saved_of_documents(job: Job) -> list[Saved]:
-    """Storages that attention keeps on a CPU if it stays within documents, shared by all layers of a stage: the masks
-    and, if positions restart, the rotary tables. On a GPU, lists of blocks are kept instead; they are too small to
-    count."""
+    """Storages that attention keeps on a CPU if tokens attend only within their document: the masks and, if positions
+    restart, the rotary tables. All layers of a stage share these storages. On a GPU, lists of blocks are kept instead;
+    they are too small to count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -139,9 +139,9 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
-    """The storages that attention saves in addition if it is limited to a window of W keys. Each block of W queries
-    after the first saves copies of its queries and of two blocks of keys and values. The outputs of the first block and
-    of the later blocks are also saved before they are concatenated."""
+    """The storages that attention saves in addition if it is limited to a window of W keys. For each block of W queries
+    after the first, attention saves copies of the queries and of two blocks of keys and values. The outputs of the
+    first block and of the later blocks are also saved before they are concatenated."""
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
     return [

@@ -50,7 +50,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """Number of (token, expert) pairs that this rank sends in a layer, and that the busiest ep rank receives.
+    """For one layer, the number of (token, expert) pairs that this rank sends, and the number that the busiest ep rank
+    receives.
 
     Without dropping, the busiest rank receives `imbalance` times the mean number of pairs. A capacity limits both
     values: no expert takes more than `capacity_factor` times an even share.

@@ -30,8 +30,8 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 class State(NamedTuple):
     """Bytes of state on one rank. `gathered`: weights that are gathered during the backward pass. `staying`: weights
     that are still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the
-    next. `pending`: buffers of the gradient reductions in progress, in a run on CPUs. `reduced`: buffers in which one
-    FSDP unit's gradients are reduced in the backward pass."""
+    next. `pending`: in a run on CPUs, the buffers of the gradient reductions in progress. `reduced`: buffers in which
+    one FSDP unit's gradients are reduced in the backward pass."""
 
     parameters: float
     gathered: float
@@ -130,8 +130,8 @@ def reduces_each_micro_batch(job: Job) -> bool:
 
 
 def largest_unit(job: Job, pp: int) -> int:
-    """Number of parameters in the largest FSDP unit of the layers: a layer without its experts, or the experts of a
-    layer."""
+    """Number of parameters in the largest FSDP unit of the layers. A unit is either the experts of a layer or the rest
+    of the layer."""
     shards, layers = Shards.of(job), {job.model.layers[n] for s in job.stages_of(pp) for n in job.parts[s]}
     held = [layer_held(job.model, layer, shards) for layer in layers]
     return max((max(h.dense, h.experts) for h in held), default=0)

@@ -1,4 +1,5 @@
-"""Memory of a rank while FSDP reduces the gradients of a layer's larger FSDP unit.
+"""Memory of a rank while FSDP reduces the gradients of the larger of a layer's FSDP units (its experts or its other
+weights).
 
 At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward pass.
 
@@ -25,9 +26,10 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Sizes in bytes. `buffers`: the two or three buffers for reducing the gradients. `freed`: gathered weights of the
-    unit that are already freed. `gone`: bytes of the layer's saved tensors that the backward pass has already freed, by
-    kind. `working`: recomputed tensors that still exist, and the gradient of the residual stream."""
+    """Sizes in bytes. `buffers`: the two or three buffers for reducing the gradients. `freed`: the part of the unit's
+    gathered weights that has already been freed. `gone`: by kind, the bytes of saved tensors of the layer that the
+    backward pass has already freed. `working`: recomputed tensors that still exist, and the gradient of the residual
+    stream."""
 
     buffers: float
     freed: float

@@ -90,8 +90,8 @@ def _mixer_working(job: Job, mixer: Mixer | None) -> float:
 
 
 def _largest_gradient(job: Job, layer: Layer) -> float:
-    """Bytes of the gradient of the layer's largest weight, allocated before it is added to the accumulated gradient.
-    Megatron-LM accumulates inside the matmul, so it allocates no such gradient."""
+    """Bytes of the gradient of the layer's largest weight. This gradient is allocated and then added to the accumulated
+    gradient. Megatron-LM accumulates inside the matmul, so it allocates no such gradient."""
     if job.framework == "megatron":
         return 0.0
     weights = layer_weights(job.model, layer)

@@ -1,5 +1,5 @@
-"""Quick lower bounds on the step time and memory of a choice (a candidate layout). The work is counted once per shape,
-as if one pipeline rank held the whole model.
+"""Quick lower bounds on the step time and memory of a choice (a candidate layout). The computation is predicted once
+for each combination of cp, tp, ep, micro-batch size and recompute mode, as if one pipeline rank held the whole model.
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the mean size of a rank's state (parameters, gradients, optimizer state) plus

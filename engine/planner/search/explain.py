@@ -35,7 +35,7 @@ class Neighbour:
 
 
 def neighbours(layout: Layout, hardware: Hardware, best: Found) -> list[Neighbour]:
-    """The effect of each change of a single setting of the best choice."""
+    """The choices that differ from the best choice in a single setting, each with the effect of this change."""
     zeros = {best.choice.zero, layout.train.zero or 2, 3} & {*compatible_zero_stages(best.choice.schedule)}
     return [
         _judge(layout, hardware, best, change, choice)

@@ -2,13 +2,13 @@
 
 The uncertainty of a predicted ratio of two step times is estimated from pairs of published layouts that do the same
 work: for the share `held` of these pairs, the measured ratio differs from the predicted ratio by at most a certain
-factor. The factor is smaller for pairs whose layers are split in the same way, because both layouts then run the same
-kernels and the same exchanges in each layer (`python -m tests.bench plan`, docs/measurements.md).
+factor. This uncertainty factor is smaller if both layouts split their layers in the same way, because both then run the
+same kernels and the same communication in each layer (`python -m tests.bench plan`, docs/measurements.md).
 
-A second rule compares the components of the step time (computation, recomputation, bubble, ...) and does not use this
-factor. If two layouts split their layers in the same way, and in one of them each component takes at least as long and
-the step takes longer, that layout counts as slower: an error that scales a component equally in both layouts does not
-change their order.
+A second rule for ordering two layouts uses no uncertainty factor; it compares the components of the step time
+(computation, recomputation, bubble, ...). If two layouts split their layers in the same way, the one with the longer
+step counts as slower if none of its components is faster, because an error that scales a component equally in both
+layouts then cannot change their order.
 """
 
 import tomllib
@@ -29,9 +29,9 @@ NEGLIGIBLE = 0.002  # time saved in a component that does not count, relative to
 
 
 class Limits(Struct, frozen=True):
-    """For the share `held` of the published pairs of layouts, the measured ratio of their step times differs from the
-    predicted ratio by at most a factor: `same_split` if both layouts split their layers in the same way, else
-    `other_split`."""
+    """Uncertainty factors for the predicted ratio of the step times of two layouts. For the share `held` of the
+    published pairs, the measured ratio differs from the predicted ratio by at most this factor. `same_split` applies if
+    both layouts split their layers in the same way, and `other_split` if they do not."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor
@@ -55,13 +55,13 @@ def _split(job: Job) -> tuple[object, ...]:
 
 
 def reach(first: Job, second: Job) -> float:
-    """The factor of `Limits` that applies to these two layouts."""
+    """The uncertainty factor for the ratio of these two layouts' step times (see `Limits`)."""
     return limits().same_split if same_split(first, second) else limits().other_split
 
 
 def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
-    """Whether two predictions, given as seconds by component, tell which layout is faster: the step times differ by
-    more than the factor `reach`, or one layout is slower in total and not faster in any component."""
+    """Whether it is certain which of two layouts is faster, given the predicted seconds of each component of their
+    steps: the step times differ by more than the uncertainty factor (`reach`), or `slower_in_all` is true."""
     return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
 
 

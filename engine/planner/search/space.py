@@ -111,14 +111,14 @@ class Choice(NamedTuple):
         return found + [f"plan.{key}=none" for key in gone]
 
     def changes(self, layout: Layout) -> list[str]:
-        """The arguments from `overrides` that change a setting of `layout`."""
+        """The arguments returned by `overrides` that differ from the layout's own settings."""
         own = Choice.in_layout(layout).overrides(layout)
         return [override for override in self.overrides(layout) if override not in own]
 
 
 def choices(layout: Layout, ranks: int, domain: int | None) -> Iterator[Choice]:
-    """Every choice for `ranks` ranks on hardware whose innermost links connect `domain` ranks. Only divisibility and
-    the rules of the schedules are checked."""
+    """Every choice for `ranks` ranks on hardware whose innermost links connect `domain` ranks. The choices are checked
+    only for divisibility and for the rules of the schedules."""
     recompute = recompute_modes(layout)
     for pp, replicate, shard, cp, tp in _grids(layout, ranks, domain):
         local = layout.train.global_batch // (replicate * shard)

@@ -37,8 +37,8 @@ def _level_time(
 
 
 def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
-    """The number of ranks of a group that share an inner domain, and the number of domains that the group
-    spans. The group's ranks are `stride` apart."""
+    """The number of ranks of a group that share an inner domain, and the number of domains that the group spans.
+    Consecutive ranks of the group are `stride` apart."""
     inner = hardware.links[0].ranks
     if inner is None or len(hardware.links) == 1:
         return ranks, 1
@@ -57,10 +57,11 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """For the inner and the outer level of links, how many bytes and how many consecutive messages a rank sends in a
-    collective. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte buffer inside its domain and n/r
-    (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends twice these amounts. An all-to-all
-    sends each byte once; with `copies` > 1 (see `dispatch_time`), it sends a token to any other domain at most once."""
+    """For the inner and the outer level of links: the number of bytes and the number of consecutive messages that a
+    rank sends in a collective. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte buffer inside its
+    domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends twice these
+    amounts. In an all-to-all, a rank sends each byte once; with `copies` > 1 (see `dispatch_time`), a rank sends a
+    token at most once to each other domain."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:
@@ -82,8 +83,8 @@ def sent_by_level(
 
 
 def _reached(copies: int, spanned: int) -> float:
-    """Mean number of other domains to which a token is sent, if each of its copies goes to a random one of `spanned`
-    domains."""
+    """Mean number of other domains that receive a token if each of its `copies` copies goes to a random one of
+    `spanned` domains."""
     return spanned * (1 - (1 - 1 / spanned) ** copies) * share_of_others(spanned)
 
 
@@ -126,9 +127,9 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
 def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
-    """Seconds and name of the faster algorithm. In the direct algorithm, each rank sends every other rank its part. In
-    the hierarchical algorithm, a rank sends all rows for another domain to the rank with the same index in that domain,
-    which distributes them there."""
+    """The time in seconds and the name of the faster of two all-to-all algorithms. In the direct algorithm, each rank
+    sends every other rank its part. In the hierarchical algorithm, a rank sends all rows for another domain to the rank
+    with the same index in that domain, which distributes them there."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out

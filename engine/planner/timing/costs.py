@@ -7,8 +7,9 @@ Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.10
 all-reduce a rank sends at least 2 (P-1)/P times the size of the buffer, and that a ring does not send more.
 
 Recursive halving and doubling require that the number of ranks is a power of two. If P is not a power of two, only p
-ranks run the algorithm, where p is the largest power of two below P. Before the algorithm, each of the other P - p
-ranks sends its buffer to one of these p ranks, which returns the result at the end (Thakur et al. 2005, section 4.5).
+ranks run the algorithm, where p is the largest power of two below P. Before the algorithm starts, each remaining rank
+sends its buffer to one of these p ranks; at the end, it receives the result from the same rank (Thakur et al. 2005,
+section 4.5).
 """
 
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def _doubling_all_reduce(ranks: int) -> Cost:
 
 def _doubling(ranks: int) -> Cost:
     """An all-gather by recursive doubling. If P is not a power of two, P - p of the p ranks hold the parts of two ranks
-    after the first sends, so they send larger blocks. At the end, these P - p ranks send the whole buffer to their
+    after the first messages, so their blocks are larger. At the end, these P - p ranks send the whole buffer to their
     partners."""
     p = power_of_two(ranks)
     if p == ranks:

@@ -1,4 +1,4 @@
-"""Seconds of a collective, from the measurements of `engine probe` and `engine collectives`."""
+"""Predicts the time of a collective from the measurements of `engine probe` and `engine collectives`."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,8 @@ def per_message(row: MeasuredCollective) -> tuple[float, float]:
 
 
 def share_of_cores(ranks: int, hardware: Hardware) -> float:
-    """Number of ranks per core, at least 1, if `ranks` ranks run on one machine; 1 if each rank has its own device."""
+    """The number of ranks per core, but at least 1, if all `ranks` ranks share the cores of one machine; 1 if each rank
+    has its own device."""
     cores = hardware.measured.cores if hardware.measured else None
     return max(1.0, ranks / cores) if cores else 1.0
 
@@ -35,7 +36,7 @@ def share_of_cores(ranks: int, hardware: Hardware) -> float:
 def measured_time(
     kind: str, size: float, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[float, str] | None:
-    """Seconds and algorithm of a collective, from measurements on groups of the same size and stride.
+    """The time of a collective in seconds, and its algorithm, from measurements on groups of the same size and stride.
 
     If no such group was measured, the group with the nearest size is used; among several, the one with the nearest
     stride. The measured latency is scaled by the algorithm's number of messages, and the measured seconds per byte by
@@ -69,8 +70,9 @@ def similar(
 
 
 def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
-    """The algorithms of one collective that are the fastest at some buffer size, in ascending order of size. An
-    algorithm's `most_bytes` is the size above which the next algorithm is faster; None for the last algorithm."""
+    """Those algorithms of one collective that are the fastest for some range of buffer sizes, in ascending order of
+    size. An algorithm's `most_bytes` is the size above which the next algorithm is faster; None for the last algorithm.
+    """
     if not rows:
         return []
     found = []

@@ -1,10 +1,11 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-Step times on CPU cores are predicted differently from those on GPUs in three ways. The host also runs the kernels, so
-the time to dispatch an operation adds to the time of its kernel. Pointwise work is limited by arithmetic on cached data
-and not by memory bandwidth, so `engine probe` measures its rate separately, on whole layers. Ranks share cores: while
-one rank waits, another computes. So on an oversubscribed machine the time of a step is the work of all ranks divided by
-the number of cores, and a pipeline's bubble costs no time while there are more ranks than cores.
+Step times on CPU cores are predicted differently from those on GPUs in three ways. The cores that dispatch operations
+also run the kernels, so the time to dispatch an operation adds to the time of its kernel. Pointwise work is limited by
+arithmetic on cached data and not by memory bandwidth, so `engine probe` measures its rate separately, on whole layers.
+Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the time of a step is the
+work of all ranks divided by the number of cores, and a pipeline's bubble costs no time while there are more ranks than
+cores.
 """
 
 from collections.abc import Iterable
@@ -96,8 +97,8 @@ class CoresStep(Step):
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
 
     def _announcements(self, one: Pass, layer: Part) -> None:
-        """Add the small collectives that precede the token all-to-all: ranks exchange row counts, and routers exchange
-        counts or scores.
+        """Add the times of the small collectives that precede the token all-to-all: ranks exchange row counts, and
+        routers exchange counts or scores.
         """
         grid = self.job.grid
         if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
@@ -110,7 +111,7 @@ class CoresStep(Step):
             one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
 
     def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
-        """Seconds of kernels, dispatches and collectives, without overlap."""
+        """The times of kernels, operator dispatches and collectives, in seconds, added up without overlap."""
         parts = [part for block in blocks for part in block]
         device = sum(part.compute + sum(part.exposed.values()) for part in parts)
         return self.scale * (device + self._host(sum(part.launches for part in parts)))
@@ -132,8 +133,8 @@ class CoresStep(Step):
         return self.scale * super()._sends()
 
     def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
-        """Seconds of gathers and reductions. Each FSDP unit waits for its gather. Reductions overlap with the backward
-        pass but use the same cores."""
+        """Seconds of gathers and reductions. An FSDP unit cannot run until its weights are gathered, so the gathers are
+        fully exposed. Reductions overlap with the backward pass but use the same cores."""
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded
@@ -167,8 +168,8 @@ class CoresStep(Step):
 
 
 def unit_exchanges(job: Job, pp: int) -> tuple[dict[str, list[int]], int]:
-    """How often pipeline rank `pp` gathers each of its FSDP units in a step, for dense and for expert units, and how
-    often it reduces a unit."""
+    """The number of gathers per step of each FSDP unit of pipeline rank `pp`, separately for dense units and expert
+    units, and the number of reductions of a unit per step."""
     often = repeats(job, pp)
     gathers: dict[str, list[int]] = {"dense": [], "experts": []}
     for unit in fsdp_units(job, pp):

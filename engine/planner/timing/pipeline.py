@@ -35,7 +35,7 @@ def pipeline_time(
 def rank_times(
     name: str, ranks: int, virtual_stages: int, forward: Sequence[float], backward: Sequence[float]
 ) -> list[float]:
-    """Seconds of computation of each rank for one micro-batch, over all its stages."""
+    """For each rank, the computation time of one micro-batch in seconds, summed over the rank's stages."""
     return [
         sum(forward[stage] + backward[stage] for stage in stages_of_rank(name, rank, ranks, virtual_stages))
         for rank in range(ranks)

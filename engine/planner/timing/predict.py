@@ -21,8 +21,8 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
 
 
 def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
-    """Seconds per step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases`
-    contains only the exposed part of this time."""
+    """For a rank at pipeline coordinate `pp`, the time per step that the collectives of each axis take, in seconds.
+    `Prediction.phases` contains only the exposed part of this time."""
     found: dict[str, float] = {}
     for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
         found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)
@@ -30,7 +30,8 @@ def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None =
 
 
 def _seconds(one: Exchange, hardware: Hardware) -> float:
-    """Seconds of an exchange, summed over its pieces."""
+    """The time of one exchange, in seconds. If an exchange is sent as several collectives (`pieces`), their times are
+    added."""
     if one.copies > 1:
         return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, hardware)
     return one.pieces * collective_time(one.kind, one.bytes / one.pieces, one.ranks, one.stride, hardware)

@@ -31,5 +31,5 @@ def releases() -> dict[str, Release]:
 
 
 def release(name: str | None) -> Release:
-    """The known framework release `name`; None stands for the engine itself, whose factor is 1."""
+    """The framework release `name` from releases.toml; for None, the engine itself, with a factor of 1."""
     return Release() if name is None else releases()[name]

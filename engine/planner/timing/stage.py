@@ -31,7 +31,7 @@ class Seconds:
 
 
 class Clock:
-    """Computes how long a list of operations takes, for a job, its hardware and a framework release."""
+    """Predicts the time of a list of operations in a job, on given hardware and with a given framework release."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release

@@ -141,15 +141,15 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval, as ratios of measured to predicted time, in which the middle 85 % of published results lie. The
-        interval is wider if the framework's release is unknown."""
+        """The interval that contains the middle 85 % of the ratios of measured to predicted time in published results.
+        The interval is wider if the framework's release is unknown."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
         return known or spread.get(f"{kind} unknown", WIDE)
 
     def _stage(self, stage: int) -> Blocks:
-        """Times of a stage: its layers, the embedding on the first stage, and the head on the last."""
+        """The times of one stage's embedding (first stage only), layers, and head (last stage only)."""
         embedding, layers, head = Pass(), Pass(), Pass()
         blocks = {"embedding": embedding, "head": head, "mtp": head}
         for part, work, times in parts(self.job, stage):
@@ -195,9 +195,10 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Seconds of exposed sends between stages: the sends that fill and drain the pipeline and, unless the release
-        hides them, all sends of the rank with the most sends. In a pipeline of two ranks, each rank sends once per
-        micro-batch; in a longer pipeline, the middle ranks send twice per micro-batch."""
+        """Exposed time of the sends between stages, in seconds. The sends that fill and drain the pipeline are exposed;
+        unless the framework release overlaps sends with computation, so are all sends of the rank that sends most. In a
+        pipeline of two ranks, each rank sends once per micro-batch; in a longer pipeline, the middle ranks send twice
+        per micro-batch."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
@@ -259,15 +260,15 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds that an exchange in `parts` equal parts adds to a concurrent computation. The exposed time is the longer
-    of two: the time of one of these parts, and the time by which the exchange outlasts the computation. The hidden part
-    of the exchange slows down the kernels that run at the same time."""
+    """Seconds by which an exchange, split into `parts` equal parts, lengthens the computation that it overlaps with.
+    The exposed time is the longer of two: the time of one of these parts, and the time by which the exchange outlasts
+    the computation. The hidden part of the exchange slows down the kernels that run at the same time."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 
 
 def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
-    """The cause that takes the largest part of the step, and a sentence about it."""
+    """The cause with the largest share of the step time, and a sentence that states this share."""
     cause = max(phases, key=phases.__getitem__)
     return (
         cause,

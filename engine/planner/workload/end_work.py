@@ -43,8 +43,8 @@ def embedding_work(job: Job) -> Work:
 
 @lru_cache(maxsize=4096)
 def prediction_work(job: Job) -> Work:
-    """The operations that combine the hidden state and the next token's embedding before a layer of multi-token
-    prediction."""
+    """The operations before a layer of multi-token prediction, which combine the hidden state with the embedding of the
+    next token."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)
     ops.norm(ops.slice, width)

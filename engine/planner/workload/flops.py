@@ -6,7 +6,7 @@ appendix B). Matmuls, the router and attention are counted; norms, biases and th
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
 figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
-With `causal=False`, the functions also count all keys.
+With `causal=False`, the functions in this module count all keys too.
 """
 
 from engine.config import sizes
@@ -34,8 +34,8 @@ def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> f
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of those operations of a mixer that use no weights: the attention scores and the weighted
-    sum of values, or the state-space scan."""
+    """Forward FLOPs per token of a mixer's operations without weights: the attention scores and the weighted sum of
+    values, or the state-space scan."""
     match mixer:
         case Attention():
             keys = mean_keys(seq_len, mixer.window, causal)
@@ -106,7 +106,7 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 
 
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
-    """FLOPs per token of those operations in a layer that the backward pass recomputes.
+    """FLOPs per token that the backward pass spends on recomputing operations of `layer`.
 
     Mode "full" recomputes the whole layer. Mode "selective" recomputes scores, softmax and the weighted sum of values
     in Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its

@@ -33,8 +33,8 @@ class Job:
     None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
     `master`: fp32 master weights are kept in addition to the weights that the matmuls use. `framework`: the framework
     whose sharding and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention),
-    weight gradients are accumulated inside their matmul, and the loss has fused kernels; otherwise separate kernels
-    pass these values through device memory, as in Megatron-LM before 2023. `gradients`: precision of the summed
+    matmuls add to the weight gradients directly, and the loss has fused kernels; otherwise separate kernels pass these
+    values through device memory, as in Megatron-LM before 2023. `gradients`: precision of the summed
     gradients on a rank in mixed-precision training. `recomputed`: cheap parts of a layer that the backward pass
     recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
 
@@ -211,20 +211,20 @@ def _documents(layout: Layout) -> Literal["", "separate", "reset"]:
 
 
 def _token_bytes(layout: Layout) -> int:
-    """Bytes per token in token shards, for the size of the model's vocabulary (engine.data.shards.DTYPES)."""
+    """Bytes per token in token shards. The number depends on the vocabulary size (engine.data.shards.DTYPES)."""
     if layout.data.source != "shards":
         return 0
     return next(size for size in (1, 2, 4) if layout.model.vocab <= 2 ** (8 * size))
 
 
 def planned_precision(precision: str) -> Precision:
-    """The precision whose element sizes and rates the planner uses; fp16 is planned as bf16."""
+    """The precision for which the planner computes tensor sizes and execution times; fp16 is planned as bf16."""
     known: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
     return known[precision]
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """Fields of `Job` that say what the routers of a layout exchange (docs/evidence/bytes.md, tp)."""
+    """Values for the fields of `Job` that describe what the layout's routers gather (docs/evidence/bytes.md, tp)."""
     moe = layout.model.moe
     if moe is None:
         return {}

@@ -78,8 +78,8 @@ class Operations:
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
-        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in the backward
-        pass divided by the number in the forward pass."""
+        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: kernels in the backward pass per
+        kernel in the forward pass."""
         kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))
@@ -88,7 +88,7 @@ class Operations:
         self.memory(2 * tokens * width, 4 * tokens * width, again=2)
 
     def residual(self, width: float) -> None:
-        """Add the work of dropout or bias, and of the sum with the residual stream."""
+        """Add the work of a residual connection: dropout or bias, and the addition to the residual stream."""
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:
@@ -204,10 +204,10 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Add the attention scores, the softmax, the weighted sum of values, and the collectives over cp. `apart`: these
-    operations run in separate kernels. Separate kernels are assumed for attention windows with sinks, because
-    Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older than 2.8. Predictions match the
-    published times of gpt-oss on H100 and B300 only with this assumption."""
+    """Add the attention scores, the softmax, the weighted sum of values, and the collectives over cp. `apart`: the
+    scores, the softmax and the sum run in separate kernels, not in a fused kernel. Separate kernels are assumed for
+    attention windows with sinks, because Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older
+    than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]
@@ -245,8 +245,8 @@ def _core(
 
 
 def _fuses_softmax(keys: float, heads: float) -> bool:
-    """Whether Megatron-LM has a kernel that scales, masks and normalises the scores of `heads` heads of a micro-batch
-    at once (megatron/model/fused_softmax.py, `is_kernel_available`). Otherwise torch runs one kernel for each of cast,
+    """Whether Megatron-LM has a fused kernel that scales and masks the attention scores of a micro-batch and computes
+    the softmax (megatron/model/fused_softmax.py, `is_kernel_available`). Otherwise torch runs five kernels: cast,
     scale, mask, softmax and cast."""
     return 16 < keys <= 2048 and heads % 4 == 0
 
@@ -331,7 +331,7 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
 
 
 def _both(ops: Operations, collective: Collective) -> None:
-    """Add an exchange to the forward and the backward pass. The backward pass of a gather is a reduce-scatter, which
-    takes the same time."""
+    """Add `collective` to the forward and the backward pass. In the backward pass, an all-gather becomes a
+    reduce-scatter and vice versa, but the two take the same time."""
     ops.forward.append(collective)
     ops.backward.append(collective)

@@ -2,9 +2,9 @@
 
 Sizes are those on one rank, after the split over tensor, context and expert parallelism. A linear layer has one matmul
 in the forward pass and two in the backward pass: one for the gradient of its input, the other for the gradient of its
-weight. Formulas per layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence
-parallelism; DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060),
-section 6, for the state-space scan.
+weight. The formulas for tensor and sequence parallelism are those of Korthikanti et al. 2022 (arXiv 2205.05198,
+sections 4.1 and 4.2), for latent attention those of DeepSeek-AI 2024 (arXiv 2405.04434, section 2.1), and for the
+state-space scan those of Dao and Gu 2024 (arXiv 2405.21060, section 6).
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` matmuls of m x k by k x n, in `launches` kernels. `accumulate`: the result is a weight gradient, which is
-    accumulated in fp32. `wide`: the matmul runs in bf16 even if the job's precision is lower."""
+    """`count` matmuls of an m x k matrix by a k x n matrix, in `launches` kernels. `accumulate`: the result is
+    a weight gradient, which is accumulated in fp32. `wide`: the matmul runs in bf16 even if the job's precision is
+    lower."""
 
     m: float
     n: float
@@ -87,8 +88,9 @@ Operation = Gemm | AttentionCore | Memory | Collective
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a layer, the embedding or the head. `core`: the forward operations that selective recompute runs
-    again (in the engine, those of the attention block). `again`: the forward operations that full recompute runs again.
+    """Operations of a layer, the embedding or the head. `core`: the forward operations that the backward pass repeats
+    under selective recompute (in the engine, those of the attention block). `again`: those that it repeats under full
+    recompute.
     """
 
     forward: tuple[Operation, ...]

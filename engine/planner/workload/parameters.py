@@ -20,8 +20,8 @@ class Parts(Counter[Part]):
 
 
 class Held(NamedTuple):
-    """Parameter counts of one rank: all gathered parameters, and the rank's data-parallel shard of them. The shard of
-    shard rank 0 is counted, because it has the most rows. Experts are sharded over efsdp, all other parameters over
+    """Parameter counts of one rank: all gathered parameters, and the rank's data-parallel shard of them. The first
+    shard is counted, because it has the most rows. Experts are sharded over efsdp, all other parameters over
     fsdp."""
 
     dense: int = 0
@@ -113,7 +113,7 @@ def stage_parameters(job: Job, stage: int) -> Held:
 def ends_held(job: Job, first: bool, last: bool) -> Held:
     """Parameter counts of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
     embedding's rank has a copy of the embedding's weight. Multi-token prediction, which runs on the head's rank, needs
-    such a copy even if the head is not tied."""
+    a copy of the embedding's weight even if the head is not tied."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:
         weights += ends.embedding
@@ -138,7 +138,7 @@ def _held(weights: tuple[Weight, ...], shards: Shards) -> Held:
 
 
 def _weights(model: Transformer, mtp: bool) -> Counter[Weight]:
-    """Each weight of the model, and how often it occurs in the model."""
+    """For each distinct weight of the model, the number of times that it occurs in the model."""
     counts: Counter[Weight] = Counter()
     for layer, times in model.kinds.items():
         for weight in layer_weights(model, layer):

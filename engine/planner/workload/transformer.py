@@ -31,7 +31,8 @@ class Attention:
 @dataclass(frozen=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). The fields `..._rank` and `..._dim` are
-    numbers of elements per token or per head; `q_rank` None: queries are projected directly."""
+    numbers of elements per token or per head. If `q_rank` is None, queries are projected directly from the layer's
+    input, without a latent."""
 
     heads: int
     q_rank: int | None
@@ -116,7 +117,7 @@ class Transformer:
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
-        """Each kind of layer, with its number of layers."""
+        """The kinds of layers in the model, each with the number of layers of this kind."""
         return Counter(self.layers)
 
     @property

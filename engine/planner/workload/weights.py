@@ -1,7 +1,7 @@
 """The weights of each kind of layer: names, shapes, and how tensor and expert parallelism split them.
 
 Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine split most weights in the same
-way, so this list serves both. Where Megatron-LM and the engine differ, the code that uses the list checks
+way, so both are described by the same list. Where Megatron-LM and the engine differ, the code that uses the list checks
 `Job.framework`.
 """
 
@@ -33,8 +33,9 @@ class Weight:
     """One weight. `division`: how the weight is split. "rows" and "columns": over tp; "whole": not split, every tp rank
     holds the whole weight; "experts": one matrix per expert, with the experts split over ep and each matrix over etp.
 
-    `heads`: for key and value heads, the maximum number of tp ranks with different shards; further ranks hold copies. A
-    token uses `visited` of the `copies` matrices.
+    `heads`: for weights of keys and values, the number of KV heads; at most this many tp ranks hold different shards,
+    and any further tp ranks hold copies. `copies`: number of matrices with this shape, such
+    as one per expert; `visited`: number of these matrices that a token uses.
     """
 
     part: Part

@@ -1,5 +1,5 @@
-"""Sums a vector over the replicas in compressed form. There is one function for each method that
-docs/train/compression.md describes.
+"""Sums a vector over the replicas in compressed form. The module has one function for each compression method in
+docs/train/compression.md.
 
 Each function is a generator, which yields the collectives that it has started, and continues after the caller has
 awaited them, so the caller can keep the collectives of many vectors in flight. It returns
@@ -31,8 +31,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     precision, and an all-gather distributes the encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
-    When the owner of a chunk encodes the sum, the sum is rounded once more. The owner's `sent` includes this rounding
-    error.
+    When the owner of a chunk encodes the sum, the sum is rounded once more. The `sent` that the chunk's owner returns
+    includes the error of this second rounding.
     """
     P, n = axis.size, x.numel()
     c = chunk(method, n, P)
@@ -172,10 +172,10 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     """Computes a low-rank approximation of the sum of the replicas' matrices by one power iteration that starts from
     the last step's factor (Vogels et al. 2019).
 
-    `matrices`: [b, m, n] each. `starts`: the initial factors, [b, n, r] each, equal on all replicas. The initial
-    factors of the next step are appended to the list `after`. The columns of P are an orthonormal basis of the column
-    space of sum(M Q), and the result is the projection P P^T sum(M). Each replica sends its M Q and its M^T P, and both
-    are summed over the replicas.
+    `matrices`: tensors of shape [b, m, n]. `starts`: their initial factors, of shape [b, n, r], equal on all replicas.
+    The initial factors of the next step are appended to the list `after`. The columns of P are an orthonormal basis of
+    the column space of sum(M Q), and the result is the projection P P^T sum(M). Each replica sends its M Q and its M^T
+    P, and both are summed over the replicas.
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
     flat = _flattened(bases)
@@ -192,7 +192,7 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
 
 
 def _basis(x: Tensor) -> Tensor:
-    """For each matrix, an orthonormal basis of its column space; all NaN if any element of `x` is not finite."""
+    """An orthonormal basis of the column space of each matrix in `x`; all NaN if any element of `x` is not finite."""
     finite = x.isfinite().all()
     basis = torch.linalg.qr(torch.where(finite, x, 0.0))[0]
     return torch.where(finite, basis, torch.nan)

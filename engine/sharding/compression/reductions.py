@@ -46,8 +46,8 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Start collectives up to and including the next one that must be waited for. On a GPU the host does not wait
-        for collectives, because the stream orders them, so this call queues all collectives of the reduction."""
+        """Start collectives up to and including the next one that must be waited for. On a GPU, the stream orders the
+        collectives and the host need not wait for any, so this call starts all collectives of the reduction."""
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes
@@ -66,7 +66,8 @@ class Running:
 class Compression:
     """Sums the gradients of this rank's shards over the replicas, and keeps the residuals.
 
-    `residuals` and `factors` (from which PowerSGD starts) are those of the last step that updated the weights.
+    `residuals`, and `factors`, from which PowerSGD starts its iteration, come from the last step that updated the
+    weights.
     """
 
     def __init__(self, replicas: Axis, seed: int = 0):
@@ -96,8 +97,8 @@ class Compression:
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """With a single replica, gradients are not compressed, so the residuals of an earlier layout are added to the
-        gradients."""
+        """If there is a single replica, gradients are not compressed; then add the residuals left by an earlier layout
+        with several replicas to the gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:

@@ -25,7 +25,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The placeholder value for `name`, a column of non-negative integers."""
+        """The placeholder value for the column `name`, which contains non-negative integers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:
@@ -45,7 +45,7 @@ class Template:
         self._places = {name: (packed.index(mark), kind) for name, (mark, kind) in marked.items()}
 
     def pack(self, columns: Columns) -> NDArray[np.uint8]:
-        """[row, byte]: each row is one packed message."""
+        """Returns the packed messages as an array [row, byte], one message per row."""
         rows = max(np.size(columns[name]) for name in self._places)
         packed = np.tile(self._row, (rows, 1))
         for name, (at, kind) in self._places.items():

@@ -39,7 +39,7 @@ THROTTLED = ["thermal"]
 
 
 class Operation(NamedTuple):
-    """The current operation of a group of ranks, and its age in milliseconds."""
+    """An operation that the ranks `ranks` are running; `since_ms`: the milliseconds since the operation began."""
 
     ranks: NDArray[np.int64]
     doing: str
@@ -97,7 +97,8 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """The part of each rank's hello that lists its experts, by pipeline rank and ep rank."""
+        """For each pair of pp and ep coordinates, the part of a hello message that lists the experts of a rank with
+        these coordinates."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
         return {
@@ -188,7 +189,7 @@ class Records:
             yield Timeline(rank, found.step, float(times.window[rank]) * 1e3, actions)
 
     def peers(self, found: Simulated, ranks: Iterable[int]) -> Iterator[Message]:
-        """The all-to-all bytes that each of `ranks` sends, by destination."""
+        """For each of `ranks`, a message with the all-to-all bytes that the rank sends to each destination rank."""
         cluster = self._cluster
         for rank in ranks if found.traffic else ():
             sent = found.traffic[int(cluster.pp[rank])].sent[int(cluster.ep[rank])].tolist()
@@ -199,7 +200,7 @@ class Records:
     # ---------------------------------------------------------------------------------------- every second
 
     def pulses(self, step: int, operations: Iterable[Operation]) -> Iterator[NDArray[np.uint8]]:
-        """The packed pulses of the ranks in each of `operations`, one array per operation."""
+        """For each of `operations`, an array of packed pulse messages: one for each rank that runs the operation."""
         for operation in operations:
             if len(operation.ranks):
                 template = Template(partial(_pulse_of, step, operation.doing))

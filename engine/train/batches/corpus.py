@@ -1,5 +1,5 @@
-"""Reads the training text as bytes from files on this machine. Torch-free, because the parent reads the text before it
-forks the ranks."""
+"""Reads the training text as bytes from files on this machine. Torch-free, because the parent process reads the text
+before it forks the processes of the ranks."""
 
 import glob
 import hashlib

@@ -19,7 +19,7 @@ POLL_S = 0.1  # how often a waiting thread checks whether it must end
 
 @dataclass(frozen=True)
 class HostBatch:
-    """The tensors of a batch in host memory, and `epochs`, the same as in `engine.data.mixture.Batch`."""
+    """The tensors of a batch in host memory. `epochs` has the same content as `engine.data.mixture.Batch.epochs`."""
 
     tensors: tuple[Tensor, ...]
     epochs: tuple[tuple[int, int, int], ...] = ()

@@ -1,4 +1,5 @@
-"""Optimizer and gradient norm, for parameters on different meshes: experts, tensor shards, replicated parameters."""
+"""The optimizer and the gradient norm. Experts, tensor-parallel parameters and replicated parameters are on different
+device meshes."""
 
 from collections.abc import Sequence
 
@@ -64,7 +65,7 @@ class GradientNorm:
         return [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients so that their norm, which is now `norm`, becomes at most `max_norm`."""
+        """Scale all gradients so that their norm is at most `max_norm`. `norm`: the current norm."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
             torch._foreach_mul_(self.gradients(), factor)

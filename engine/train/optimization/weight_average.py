@@ -15,8 +15,8 @@ AVERAGE = "average"
 
 
 class WeightAverage:
-    """Keeps the average of each parameter of a rank in the optimizer state, with the same sharding as the parameter.
-    The average starts from the initial weights or, if the run begins to average when it resumes, from the checkpoint's
+    """Keeps an average of each of this rank's parameters in the optimizer state, sharded like the parameter. The
+    average starts from the initial weights or, if the run begins to average when it resumes, from the checkpoint's
     weights.
 
     `stages` and `optimizer` belong to this rank. The average needs no communication.

@@ -5,8 +5,8 @@
 Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
 until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
 `--singly`, it sends one frame per step. `Step.step_ms` holds the send time (`time.monotonic()`, ms), so that a receiver
-can compute the delay. With `--relays=8`, relays send the same steps, one relay for every 8 ranks. Each relay sends
-frames as often as a real relay in a job of this size. Only the first step in the frame has the send time.
+can compute the delay. With `--relays=8`, every 8 ranks send their steps through one simulated relay. Each relay sends
+frames as often as a real relay in a job of this size. In a relay's frame, only the first step contains the send time.
 """
 
 import struct
@@ -66,8 +66,8 @@ class Template:
 
 
 class Batch:
-    """A relay's frame, with some steps of each of its ranks. Two frames alternate, so that consecutive frames
-    differ."""
+    """The frame that a relay sends, with a few steps of each of its ranks. Two frames alternate, so that consecutive
+    frames differ."""
 
     def __init__(self, template: Template, ranks: Sequence[int], steps: int) -> None:
         others = [template.fill(rank, 0, 0.0) for rank in (list(ranks) * steps)[1:]]
@@ -107,7 +107,7 @@ class Sender:
         return True
 
     def is_asked(self) -> bool:
-        """Whether the hub has sent a message. In this benchmark the hub sends only requests for a hello."""
+        """Whether the hub has requested a hello message; in this benchmark the hub sends no other messages."""
         asked = False
         while self.dealer.get(zmq.EVENTS) & zmq.POLLIN:
             self.dealer.recv()
@@ -122,7 +122,7 @@ def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[byt
 
 
 def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: int, singly: bool) -> None:
-    """`relays`: number of ranks of each relay; 0: the ranks connect directly."""
+    """`relays`: number of ranks per relay; with 0, the ranks connect directly to the hub."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 20_000)
     size = relays or 1

@@ -48,8 +48,8 @@ STARTS = 5  # the command is started again up to this number of times if an aler
 
 @dataclass(frozen=True)
 class Job:
-    """A job with bad settings, which `fault` describes. `start`: the `engine` command, its layout and overrides.
-    `within`: the bounds for the autopilot."""
+    """A job with bad settings, which `fault` describes. `start`: the arguments of `engine` that start the job.
+    `within`: the knobs that the autopilot may change, with their bounds."""
 
     fault: str
     start: str
@@ -134,7 +134,7 @@ def running(job: Job, folder: Path) -> Iterator[Client]:
 
 @dataclass
 class Watcher:
-    """Reads each step of the run once."""
+    """Follows a run through `client`, and reads the summary of each step once."""
 
     client: Client
     last: int = -1
@@ -204,8 +204,8 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Time lost, in ms, to knob values that were later reverted: how much longer the steps with these values took
-        than at the mean step time before each change."""
+        """Time lost, in ms, to knob values that were later reverted: the extra time of the steps with these values,
+        relative to the mean step time before the change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))
@@ -279,7 +279,7 @@ def search(watcher: Watcher, legal: Mapping[str, Sequence[Value]]) -> tuple[Chan
 
 
 def in_turns(watcher: Watcher, settings: Sequence[Changes]) -> list[list[float]]:
-    """Step times of each setting; the measurement alternates between the settings."""
+    """Measure the step times of each setting in several turns, alternating between the settings."""
     times: list[list[float]] = [[] for _ in settings]
     for _ in range(TURNS):
         for mine, setting in zip(times, settings, strict=True):

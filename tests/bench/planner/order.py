@@ -3,8 +3,8 @@
 A pair is two published rows with the same workload: same source, release, model, GPUs, batch, sequence length and
 precision. The error of a pair is the difference between the log errors of its two rows. The limits of the interval are
 quantiles of the errors of pairs whose source was left out of the fit. The planner decides which layout of a pair is
-faster if the predicted ratio exceeds the limit, or if both layouts split their layers in the same way and one of them
-takes longer in total and is not faster in any phase (computation, bubble, ...).
+faster in two cases: the predicted ratio exceeds the limit; or both layouts split their layers in the same way, and one
+of them is slower in total and not faster in any phase (computation, bubble, ...).
 """
 
 from collections import defaultdict
@@ -32,9 +32,9 @@ class Predicted(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The log ratio of two layouts' step times, as predicted and as measured. `same`: whether both layouts split their
-    layers in the same way. `worse`: whether one of two layouts that split their layers in the same way takes longer in
-    total and is not faster in any phase."""
+    """The logarithm of the ratio of two layouts' step times: `predicted` and `measured`. `same`: whether both layouts
+    split their layers in the same way. `worse`: whether both layouts split their layers in the same way, and one of
+    them is slower in total and not faster in any phase."""
 
     source: str
     same: bool
@@ -56,9 +56,9 @@ class Pair(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Counts of the pairs whose measured times differ by more than `APART`: those for which the planner decides which
-    layout is faster, those that it decides wrongly, and those that it leaves open. `held`: share of all pairs whose
-    measured ratio is within the limits."""
+    """Counts the planner's decisions for pairs of layouts whose measured step times differ by more than `APART`.
+    `called`: pairs for which the planner decides which layout is faster; `wrong`: how many of these decisions are
+    wrong; `left_open`: pairs without a decision. `held`: share of all pairs whose error is within the limits."""
 
     called: int
     wrong: int
@@ -83,9 +83,9 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """Limits on the log errors of pairs, calibrated so that the share `held` of the errors is within the limit: one
-    limit for pairs that split their layers in the same way (key True), and one for other pairs. A limit is infinite if
-    there are no pairs of its kind."""
+    """Limits on the log errors of pairs, calibrated so that the fraction `held` of the errors is within the limit. Key
+    True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all other
+    pairs. A limit is infinite if there are no pairs of its kind."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -101,7 +101,7 @@ def calls(pairs: Sequence[Pair], within: Mapping[bool, float]) -> Calls:
 
 
 def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
-    """For each source, what the planner decides about its pairs, with limits calibrated on the pairs of all other
+    """Counts the planner's decisions for the pairs of each source, with limits calibrated on the pairs of all other
     sources."""
     return {
         source: calls(
@@ -113,7 +113,7 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
-    """Lines that report for how many pairs the planner decides which layout is faster, using the stored fit and limits.
+    """Lines of a report: for how many pairs the planner decides which layout is faster, with the stored fit and limits.
     If there are pairs whose source was left out of the fit, further lines report these counts for each level in LEVELS
     and for each source, with limits calibrated on the other sources."""
     stored = limits()

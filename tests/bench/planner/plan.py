@@ -4,8 +4,9 @@ For each source of published rows, the benchmark reports the prediction error wi
 error with a fit that leaves out the source. The benchmark also reports how many measured times lie in the predicted
 interval, and for how many pairs of layouts of the same workload the planner correctly predicts which layout is faster.
 Finally, the benchmark reports for how many pairs the planner is certain enough to decide which layout is faster
-(`tests.bench.planner.order`). With `--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the
-line numbers of the rows in their file. The benchmark always lists the rows for which the planner has no prediction.
+(`tests.bench.planner.order`). With `--pairs`, the benchmark lists the pairs for which the planner predicts the wrong
+layout to be faster, with the line number of each row in its file. The benchmark always lists the rows for which the
+planner has no prediction.
 """
 
 import sys

@@ -135,8 +135,8 @@ def order(found: list[Result]) -> str:
 
 
 def sent(found: list[Result]) -> list[str]:
-    """A line with the number of predicted byte counts that equal the measured ones, and a line for each rank and axis
-    whose counts differ."""
+    """A line that reports how many predicted byte counts equal the measured counts, and a line for each rank and axis
+    with a wrong prediction."""
     compared, wrong = 0, []
     for result in found:
         for rank, measured in enumerate(result.ranks):

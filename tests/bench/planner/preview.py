@@ -96,7 +96,7 @@ def window(client: Client, changes: Changes) -> list[float]:
 
 
 def random_change(client: Client, rng: random.Random) -> Changes:
-    """A random legal change of one knob: another of its choices, or another capacity factor."""
+    """A random legal change: sets a knob to another of its choices, or changes the capacity factor."""
     assert client.state.board is not None
     knobs = [knob for knob in client.state.board.knobs if not knob.action and len(knob.legal.choices) > 1]
     capacity = next((knob for knob in client.state.board.knobs if knob.name == "capacity_factor"), None)
@@ -108,7 +108,8 @@ def random_change(client: Client, rng: random.Random) -> Changes:
 
 
 def noise(times: list[float]) -> float:
-    """Relative standard error of the mean, from means of five steps, which are less correlated than single steps."""
+    """Relative standard error of the mean of `times`, computed from the means of blocks of five steps, which are less
+    correlated than single steps."""
     parts = [fmean(times[n : n + 5]) for n in range(0, len(times), 5)]
     return stdev(parts) / len(parts) ** 0.5 / fmean(times)
 
@@ -139,8 +140,9 @@ def main() -> None:
 @dataclass
 class Outcomes:
     """Compares previews with measured step times. For the changes whose effect exceeds the noise, `right`, `wrong` and
-    `undecided` count the predicted directions. `held` and `widths`, by the source of the estimates: whether each
-    interval contains the measured value, and its width relative to the step time before the change."""
+    `undecided` count the predicted directions. For each source of estimates, `held` lists whether each
+    predicted interval contains the measured step time, and `widths` lists the width of each interval as a fraction of
+    the step time before the change."""
 
     right: int = 0
     wrong: int = 0
@@ -157,7 +159,7 @@ class Outcomes:
         after: float,
         clear: bool,
     ) -> str:
-        """Count a preview; returns a description of it."""
+        """Add a preview and the measured result to the counts; returns text that compares the two."""
         low, high = interval
         source = step.source.split(":")[0].split(",")[0]
         self.held[source].append(low <= after <= high)

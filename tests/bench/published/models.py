@@ -27,8 +27,8 @@ def gpt(layers: int, width: int, heads: int, vocab: int, positions: int, bias: b
 
 
 def mpt(size: str, positions: int) -> Transformer:
-    """MosaicML's MPT without biases (llm-foundry, scripts/train/benchmarking). The parameter counts agree with the
-    column NumParams of the rows."""
+    """MosaicML's MPT without biases (llm-foundry, scripts/train/benchmarking). The parameter counts equal those in the
+    column NumParams of llm_foundry.csv."""
     layers, width, heads = {
         "125m": (12, 768, 12),
         "350m": (24, 1024, 16),

@@ -71,15 +71,15 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def whole(text: str | None, default: int = 1) -> int:
-    """The first number in a cell of a table; `default` if the cell has none."""
+    """The integer at the start of a table cell's text; `default` if the text does not start with a digit."""
     match = re.match(r"\d+", text or "")
     return int(match.group()) if match else default
 
 
 def split(layers: int, stages: int) -> tuple[int, ...]:
-    """Number of layers of each stage. If the layers cannot be divided evenly, the embedding and the loss are counted as
-    one layer each, as in NeMo's `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`, and
-    the first stages take the remainder.
+    """Number of layers of each stage. If the number of layers is not divisible by `stages`, the embedding and the loss
+    count as one layer each (as with NeMo's `account_for_embedding_in_pipeline_split` and
+    `account_for_loss_in_pipeline_split`), and the first stages get the remainder.
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
@@ -119,8 +119,8 @@ def megatron(
 
 def vtrain(name: str) -> Iterator[Row]:
     """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Runs on several nodes use full recompute; runs on one node
-    use no recompute. The eight GPUs of a node share 800 Gb/s to other nodes (config/validation,
-    inter_node_bandwidth)."""
+    use no recompute. The eight GPUs of a node share a bandwidth of 800 Gb/s to other nodes (`inter_node_bandwidth` in
+    vTrain's config/validation)."""
     multi = name == "vtrain_multi"
     for row in read(name):
         sizes = [int(row[key]) for key in ("# layers", "hidden size", "attention heads", "sequence length")]
@@ -202,14 +202,15 @@ def llm_foundry(name: str) -> Iterator[Row]:
 
 
 def nearest(release: str) -> str:
-    """The release itself if it is known; else the latest earlier known release of its framework, or the first known
-    one."""
+    """`release` itself if `releases()` contains it; else the latest earlier release of the same framework there, or the
+    framework's first release if none is earlier."""
     family = sorted(name for name in releases() if name.split("-")[0] == release.split("-")[0])
     return max((name for name in family if name <= release), default=family[0])
 
 
 def without_model(source: str, row: dict[str, str], release: str, seconds: float) -> Row | None:
-    """A row without a job, with a note that gives the reason, if models.py does not have the row's model; else None."""
+    """If models.py does not have the row's model, a `Row` without a job, whose note gives the reason; otherwise
+    None."""
     name = row["model"]
     if models.find(name) is None:
         reason = models.NO_MODEL.get(name, "the sizes of its model are not in models.py")
@@ -298,9 +299,9 @@ def mcore_moe(name: str) -> Iterator[Row]:
 
 
 def mpf(name: str) -> Iterator[Row]:
-    """Runs with a batch of 256 sequences of 4096 tokens and micro-batches of one sequence. The published MFU counts
+    """Runs with a global batch of 256 sequences of 4096 tokens and a micro-batch size of 1. The published MFU counts
     attention without a causal mask, as Megatron-LM did in 2025. Runs with an `fsdp` method shard weights. Tensor
-    parallelism splits experts like dense layers, except with the method `folding`."""
+    parallelism shards experts like dense layers, except in rows with the method `folding`."""
     for row in read(name):
         method, gpus, tp, pp = row["method"], int(row["gpus"]), int(row["tp"]), whole(row["pp"])
         model, ep = models.model(row["model"]), whole(row["ep"])

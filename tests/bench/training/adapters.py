@@ -3,9 +3,9 @@ alternate in the same processes.
 
 Each run with an adapter has its own hub; the first steps of a run are not counted. A pair is two runs, one with and one
 without the adapter, in alternating order; a round is one pair for each library. Rounds are repeated until `BUDGET_S` is
-spent. For the step time, and for the CPU time of rank 0's process (which includes the agent's thread), the benchmark
-reports the ratio with / without the adapter: the median over pairs, with a bootstrap interval. Libraries that are not
-installed are left out.
+spent. For the step time and for the CPU time of rank 0's process (which includes the agent's thread), the benchmark
+divides the value with the adapter by the value without it, and reports the median of this ratio over the pairs, with a
+bootstrap interval. Libraries that are not installed are left out.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Clock:
         self.ends.append((time.perf_counter(), time.process_time()))
 
     def per_step(self) -> tuple[float, float]:
-        """Mean wall seconds and CPU seconds of a step, without the first steps."""
+        """Mean wall time and mean CPU time per step in seconds; the first `SKIPPED` steps are left out."""
         first, last = self.ends[SKIPPED], self.ends[-1]
         steps = len(self.ends) - SKIPPED - 1
         return (last[0] - first[0]) / steps, (last[1] - first[1]) / steps
@@ -67,7 +67,8 @@ def sequences() -> list[dict[str, Any]]:
 
 
 def trainer_block(folder: Path, on: bool) -> Clock:
-    """One `Trainer.train()`, with or without the callback."""
+    """Call `train` of Hugging Face's `Trainer` once, with `CockpitCallback` if `on` is True; return the times of its
+    steps."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from agents.loop.adapters.huggingface import CockpitCallback
@@ -96,7 +97,7 @@ def trainer_block(folder: Path, on: bool) -> Clock:
 
 
 def accelerate_block(folder: Path, on: bool) -> Clock:
-    """One epoch of an Accelerate loop, with or without `watch`."""
+    """Train one epoch in a loop over Accelerate, with `watch` if `on` is True; return the times of its steps."""
     import torch
     from accelerate import Accelerator
 
@@ -123,7 +124,8 @@ def accelerate_block(folder: Path, on: bool) -> Clock:
 
 
 def lightning_block(folder: Path, on: bool) -> Clock:
-    """One `fit` of Lightning's `Trainer`, with or without the callback."""
+    """Call `fit` of Lightning's `Trainer` once, with `cockpit_callback` if `on` is True; return the times of its
+    steps."""
     import lightning.pytorch as pl
     import torch
 
@@ -162,7 +164,7 @@ def lightning_block(folder: Path, on: bool) -> Clock:
 
 
 def deepspeed_block(folder: Path, on: bool) -> Clock:
-    """One loop with a DeepSpeed engine (ZeRO 1), with or without `watch`."""
+    """Train in a loop with a DeepSpeed engine (ZeRO 1), with `watch` if `on` is True; return the times of the steps."""
     import deepspeed
     import torch
 
@@ -223,7 +225,7 @@ def megatron(folder: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def megatron_block(folder: Path, on: bool) -> Clock:
-    """Some steps of Megatron-LM's `train`, with or without `watch`."""
+    """Call Megatron-LM's `train` for `STEPS` steps, with `watch` if `on` is True; return the times of the steps."""
     args, kwargs = megatron(folder.parent)
     import megatron.training.training as training
 
@@ -264,7 +266,7 @@ def titan(folder: Path) -> Any:
 
 
 def torchtitan_block(folder: Path, on: bool) -> Clock:
-    """One `train` of torchtitan's trainer, with or without `watch`."""
+    """Call `train` of torchtitan's trainer once, with `watch` if `on` is True; return the times of its steps."""
     from agents.loop.adapters.torchtitan import watch
 
     trainer, clock = titan(folder.parent), Clock()

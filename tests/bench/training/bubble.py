@@ -1,10 +1,10 @@
 """Measures the idle time of two balanced stages with one core each, and prints it next to the values that the
 simulation of the schedule and the textbook formula give.
 
-Other load on the host makes some actions longer. The benchmark therefore prints medians over only the few steps of each
-run in which the actions took the least time in total. Each number of micro-batches is run RUNS times. A micro-batch is
-one sequence; its forward and backward take about 50 ms on a stage. Both stages have the same number of layers; the head
-makes the last stage slightly slower.
+Other processes on the host make some actions longer. The benchmark therefore takes medians over only a few steps of
+each run: those whose actions took the least time in total. For each number of micro-batches there are RUNS runs. A
+micro-batch is one sequence; its forward and backward take about 50 ms on a stage. Both stages have the same number of
+layers; the head makes the last stage slightly slower.
 """
 
 from statistics import median

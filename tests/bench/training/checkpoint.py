@@ -1,5 +1,6 @@
-"""Measures how long a save interrupts training. Compares a copy into the buffers of the previous save, a copy into new
-memory, a save in the background, and a save that is written before training continues. The run has one rank."""
+"""Measures how long saving a checkpoint interrupts training, in a run of one rank. The rows are: the copy of the state
+into the buffers of the previous save, the copy into new memory, a whole save in the background, and a whole save for
+which training waits."""
 
 import tempfile
 import time

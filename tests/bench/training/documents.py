@@ -1,5 +1,5 @@
-"""Measures the CPU time of attention that a mask restricts to documents, and compares it with causal attention: forward
-and backward of one attention operation, on one thread."""
+"""Compares the CPU time of attention with a document mask and of causal attention without one: forward and backward
+pass of one attention operation, on one thread."""
 
 import time
 from collections.abc import Callable

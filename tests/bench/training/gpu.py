@@ -3,9 +3,9 @@ MFU, peak memory.
 
 The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
 records, with fp32 weights. The step with Hugging Face's model is a standard training step: bf16 weights, SDPA, fused
-AdamW, the same micro-batches and clipping. So weight, gradient and moments take 16 bytes per parameter in the engine
-and 8 in the Hugging Face step. Each configuration runs in its own process, so that the memory and the failures of one
-configuration do not affect the next.
+AdamW, the same micro-batches and clipping. So weights, gradients and Adam's two moments take 16 bytes per parameter in
+the engine, and 8 bytes in the Hugging Face step. Each configuration runs in its own process, so that the memory and the
+failures of one configuration do not affect the next.
 
 python -m tests.bench gpu          all configurations; skipped without a GPU
 python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
@@ -155,7 +155,8 @@ def hugging_face(layout: Layout) -> Any:
 
 
 def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
-    """Run `measure` in its own process. Returns its result, or the reason why there is no result."""
+    """Run `measure` in a separate process. Returns the measurements, or under the key `why` the reason why there are
+    none."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.bench.training.gpu", who, path]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)

@@ -53,7 +53,7 @@ def measure(context: RankContext, size: str) -> None:
     from engine.train.trainer import Trainer
 
     class NoVote(KnobVote):
-        """Does nothing at a step boundary."""
+        """Replaces the vote while control is off: the ranks exchange nothing at a step boundary."""
 
         def __init__(self) -> None:
             self.save = False

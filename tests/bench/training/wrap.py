@@ -1,8 +1,8 @@
 """Measures the overhead of `cockpit wrap`: one process, which has its own hub, trains in alternating blocks with and
 without the hooks (ABBA).
 
-The first steps of a block are not counted. For the mean step time, and for the CPU time of the process (which includes
-the agent's threads), the benchmark reports the ratio with / without the hooks.
+The first steps of a block are not counted. The benchmark divides the values with the hooks by those without, for the
+mean step time and for the CPU time of the process (which includes the agent's threads), and reports the two ratios.
 """
 
 import os
@@ -67,8 +67,8 @@ def measure(name: str, layers: int) -> None:
 
 
 def training(layers: int) -> Any:
-    """A function that runs one training step of a small transformer. With `layers=0`, it trains a linear layer and then
-    sleeps, so that the hooks take most of its CPU time."""
+    """A function that runs one training step of a small transformer. With `layers=0`, this function trains a linear
+    layer and then sleeps, so that the hooks take most of the CPU time of a step."""
     import torch
 
     model: torch.nn.Module = torch.nn.Linear(128, 1)
@@ -90,7 +90,7 @@ def training(layers: int) -> Any:
 
 
 def block(train: Any) -> tuple[float, float]:
-    """Mean wall seconds and CPU seconds of a step."""
+    """Mean wall time and mean CPU time of a step, in seconds."""
     for _ in range(SKIPPED):
         train()
     began = time.perf_counter(), time.process_time()

@@ -1,4 +1,5 @@
-"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and the reported result is correct."""
+"""Faults 3, 9 and 15 to 18 of docs/evidence/faults.md: a command is applied once, on all ranks or on none, and the
+reported result is correct."""
 
 import threading
 import time
@@ -207,8 +208,8 @@ def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Ope
 
 
 def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened: Opened) -> None:
-    """A rank that has applied a command may have sent its ack to the killed hub only. If the rank's hello to the new
-    hub comes without that ack, the hub requests another hello, with which the rank repeats the ack."""
+    """A rank that has applied a command may have sent its ack only to the hub that was killed. If the rank's hello to
+    the new hub comes without that ack, the hub requests another hello, with which the rank repeats the ack."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]
     shown = BoardMessage(0, 0, board.digest(), board.states())

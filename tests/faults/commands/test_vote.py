@@ -10,7 +10,7 @@ from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
 
 class Ballot(ThreadAxis):
-    """The ranks of a vote, each in a thread of this process."""
+    """An axis for a vote, with each rank in a thread of this process."""
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None

@@ -1,5 +1,5 @@
-"""Faults 3 and 9 with many proposals while the hub is killed repeatedly. `python -m tests.faults.storm` runs a longer
-version.
+"""Faults 3 and 9 of docs/evidence/faults.md: the hub is killed repeatedly, while clients send many proposals.
+`python -m tests.faults.storm` runs a longer version.
 """
 
 import os

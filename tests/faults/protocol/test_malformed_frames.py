@@ -64,7 +64,8 @@ def followed(hub: HubProcess, fleet: Fleet) -> Iterator[Client]:
 
 
 def cpu_s(hub: HubProcess) -> float:
-    """CPU seconds of the hub so far. Unlike the response time, CPU time does not depend on other programs."""
+    """CPU seconds of the hub so far. Unlike the response time, the CPU time does not grow while other processes keep
+    the cores busy."""
     times = psutil.Process(hub.process.pid).cpu_times()
     return times.user + times.system
 

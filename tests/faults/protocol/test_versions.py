@@ -1,5 +1,5 @@
 """Fault 20: an older agent with a newer hub, and a newer agent with an older hub. Within one major version of the
-protocol, they work together with the messages and fields that both know.
+protocol, agent and hub work together with the messages and fields that both releases have.
 
 The tests use plain sockets to act as the other release: for an older release they omit fields, and for a newer one they
 add invented fields.
@@ -162,7 +162,7 @@ def test_another_major_version_is_refused_on_every_side(
 
 
 def test_ranks_of_this_release_cause_no_faults(own_hub: HubProcess, opened: Opened) -> None:
-    """The control experiment: ranks of the same release cause none of these events."""
+    """The control experiment: ranks of the same release as the hub cause no warning or error events."""
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)
     assert isinstance(client.state.steps[0], Step)

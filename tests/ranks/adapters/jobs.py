@@ -16,7 +16,7 @@ DEADLINE_S = 120.0
 
 
 class Job:
-    """A script under torchrun. `folder` contains its losses, its checkpoints and its run folder."""
+    """A training script that runs under torchrun. `folder` contains the script's losses, checkpoints and run folder."""
 
     def __init__(self, script: str, folder: Path, **options: Any) -> None:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""The bytes that a rank sends in one step, from the formulas of docs/evidence/bytes.md and from the planner."""
+"""The bytes that a rank sends in one step, computed with the formulas of docs/evidence/bytes.md and with the
+planner."""
 
 from typing import Any
 
@@ -20,8 +21,8 @@ from tests.ranks.bytes.fsdp_units import WIDTH, unit_bytes, units
 def expected(
     layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
 ) -> dict[str, Any]:
-    """Bytes that this rank sends in one step, by axis, from the formulas of docs/evidence/bytes.md. `before`: each
-    layer's expert placement before the step, if the placement changes in this step."""
+    """Bytes that this rank sends in one step, by axis, computed with the formulas of docs/evidence/bytes.md. `before`:
+    each layer's expert placement before the step, if the placement changes in this step."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
@@ -95,7 +96,7 @@ def expected(
 
 def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, float]:
     """The planner's bytes for each axis except `control`, given the number of rows that this rank sent to experts on
-    other ranks. For `control`, the planner also counts statistics, which this driver does not send."""
+    other ranks. The planner's `control` bytes also include statistics, which this driver does not send."""
     rank, grid = trainer.world.rank, layout.ranks
     to = _rows_to(rank, grid.ep, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     counted = traffic(Job.of(layout), rank, sum(rows for peer, rows in to.items() if peer != rank))
@@ -115,8 +116,8 @@ def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:
-    """The number of rows that rank `me` sends to each global rank, in both directions of the all-to-all (the ranks of
-    an ep group have consecutive numbers)."""
+    """The number of rows that rank `me` sends to each global rank, summed over both directions of the all-to-all. The
+    ranks of an ep group have consecutive global ranks."""
     position = me % ranks
     group = list(range(me - position, me - position + ranks))
     inner = inner or ranks
@@ -131,8 +132,8 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:
-    """The bytes of moved experts that this rank sends to each global rank, including AdamW's two moments. The experts
-    of an ep rank are stacked in one tensor, which is sharded over efsdp."""
+    """The bytes that this rank sends to each global rank when experts move: their weights and AdamW's two moments. The
+    experts of an ep rank are stacked in one tensor, which is sharded over efsdp."""
     model, grid, me = layout.model, layout.ranks, trainer.world.rank
     assert model.moe
     E, of_a_stage = model.moe.experts, grid.efsdp * grid.ep

@@ -1,4 +1,4 @@
-"""The FSDP units of a rank, with the bytes and collectives of each unit in a step."""
+"""The FSDP units of a rank, and the bytes and collectives that FSDP needs for each unit in a step."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,7 +26,8 @@ WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered 
 
 @dataclass(frozen=True)
 class Unit:
-    """An FSDP unit: its padded number of parameters, and the number of ranks that shard it."""
+    """An FSDP unit. `numbers`: its number of parameters, with padding. `ranks`: number of ranks over which the unit is
+    sharded."""
 
     numbers: int
     shards: tuple[tuple[int, ...], ...]  # padded shapes of the parameters' shards on one rank
@@ -111,7 +112,8 @@ Exchanges = dict[str, list[list[int]]]
 
 
 def fsdp_exchanges(trainer: Trainer) -> Exchanges:
-    """Start counting the collectives of FSDP. The counts in the returned lists grow as the units communicate."""
+    """Start counting the collectives of FSDP. The returned lists contain running counts, which increase with each
+    collective."""
     world, found = trainer.world, dict[str, list[list[int]]]()
     for unit in trainer.computation.shards._units:
         for group in param_groups(unit.module):
@@ -149,7 +151,7 @@ def planned_exchanges(layout: Layout, trainer: Trainer) -> Exchanges:
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
-    """This rank's stages without FSDP, with its tp shards and its experts."""
+    """Build this rank's stages without FSDP; they contain the rank's tp shards and experts."""
     weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)

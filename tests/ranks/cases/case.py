@@ -1,4 +1,5 @@
-"""Defines what a parity case is, and the overrides and scripts that cases combine."""
+"""Defines `Case`, the class of parity cases, and the layout overrides and scripts of changes from which cases are
+built."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Parity cases of attention within documents, with every grid axis; most have sequences of many short documents."""
+"""Parity cases of attention that is restricted to documents, on every parallel axis. In most cases a sequence contains
+many short documents."""
 
 from tests.ranks.cases.case import (
     BF16,

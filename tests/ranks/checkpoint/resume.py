@@ -149,7 +149,8 @@ OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank", "profile_fro
 
 
 class Fickle(Agent):
-    """An operator that proposes a random legal change to one or more loss-neutral knobs at each step."""
+    """A fake agent whose operator proposes, at each step, a random legal change to one or more knobs that do not affect
+    the loss."""
 
     def __init__(self, seed: int):
         super().__init__(None, lambda: (0, "", 0.0))
@@ -313,7 +314,7 @@ def switched_and_launched(folder: Path, only: str | None = None) -> None:
 
 
 def another(knob: KnobState) -> Value:
-    """A legal value that differs from the current one and affects the run."""
+    """A legal value of `knob` that differs from the knob's current value."""
     others = [choice for choice in knob.legal.choices if choice != knob.value]
     if others:
         return others[-1]

@@ -1,4 +1,5 @@
-"""Checkpoints that cannot be saved or resumed: another model, and folders that cannot be written."""
+"""Errors with checkpoints: resuming with a different model, and saving to a folder that cannot be created or
+written."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A live run changes its layout, loses ranks and gets them back: its losses equal those of an uninterrupted run."""
+"""The layout of a live run is changed, and ranks are killed and come back: the losses equal those of an uninterrupted
+run."""
 
 import json
 import os
@@ -54,8 +55,8 @@ class Run:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The rank processes: children of the command with the same command line, because they are forks. The hub has a
-        different command line."""
+        """The rank processes. They are forks of the command, so they have its command line; the hub, also a child
+        process, has a different one."""
         parent = psutil.Process(self.process.pid)
         return [child for child in parent.children() if child.cmdline() == parent.cmdline()]
 

@@ -1,4 +1,5 @@
-"""The collective algorithms over gloo, the choice among them by size in an `Axis`, and `engine collectives` itself."""
+"""Tests the collective algorithms over gloo, an `Axis`'s choice among them by buffer size, and the command
+`engine collectives`."""
 
 import json
 import os

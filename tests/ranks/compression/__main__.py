@@ -48,8 +48,8 @@ def layout_of(settings: list[str], *overrides: str) -> Layout:
 
 
 def stepped(layout: Layout, context: RankContext, script: Script | None = None) -> dict[str, object]:
-    """Train some steps. For each step, returns the gradient norm, the replicas' gradient norms as computed by hand, and
-    a digest of this rank's weights after the step."""
+    """Train STEPS steps. For each step, returns the trainer's gradient norm, the gradient norm of each replica computed
+    here for comparison, and a digest of this rank's weights after the step."""
     meter = Meter(layout.model.layers, 8, context.set_operation)
     trainer = Trainer(layout, meter, Operator(script or {}, meter, Trace()))
     world, norms, by_hand, digests = trainer.world, [], [], []
@@ -85,7 +85,7 @@ def quick(folder: Path) -> None:
 
 
 def others(folder: Path) -> None:
-    """The methods that are not in QUICK, on the same ranks."""
+    """Run the methods that are not in QUICK, on two replicas of two ranks."""
 
     def work(context: RankContext) -> None:
         found = compared(context, [name for name in SETTINGS if name not in QUICK])
@@ -99,7 +99,8 @@ def compared(context: RankContext, names: Iterable[str]) -> dict[str, object]:
 
 
 def moved(context: RankContext, folder: Path) -> None:
-    """Move experts, and write how many residuals of experts changed as a result, and how many moved to another rank."""
+    """Move experts, and write to moved.json how many of the experts' residuals changed through the move, how many are
+    then on another rank, and how many were not zero."""
     layout = layout_of(SETTINGS["top_k"], *HSDP)
     meter = Meter(layout.model.layers, 8)
     trainer = Trainer(layout, meter, Operator({}, meter, Trace()))
@@ -131,7 +132,8 @@ def residuals_by_rank(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
 
 
 def resumed(folder: Path) -> None:
-    """Runs that are saved after each step and resumed in the same layout and in others. One more run moves experts."""
+    """Train with each method in RESUMED, and again from a checkpoint of that run in the same layout. A checkpoint of
+    the method top_k is also resumed in the layouts in SMALLER, and one more run moves experts."""
 
     def work(context: RankContext) -> None:
         for name in RESUMED:

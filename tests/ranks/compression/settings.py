@@ -1,4 +1,5 @@
-"""The gradient compression methods that the runs compare, and the grids in which they resume."""
+"""The gradient compression methods that the runs use, those that `make test` runs, and the grids in which a run is
+resumed."""
 
 SETTINGS = {
     "none": [],

@@ -1,4 +1,5 @@
-"""Gradient compression in complete runs: equal replicas, clipping, lossless settings, checkpoints, other layouts."""
+"""Tests gradient compression in complete runs: equal replicas, clipping, lossless settings, checkpoints, and resuming
+in other layouts."""
 
 import json
 from collections import defaultdict

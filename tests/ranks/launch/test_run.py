@@ -1,4 +1,4 @@
-"""`engine run` and `cockpit` as a script would run them, with real ranks and faults."""
+"""Runs the commands `engine run` and `cockpit` as a script would, with real ranks and with faults."""
 
 import gzip
 import json
@@ -45,8 +45,8 @@ STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over
 
 
 def engine(*arguments: str) -> list[str]:
-    """The arguments with which `Program` runs `engine run` in a fork of a process that has imported torch. For a
-    complete command line, put `sys.executable` before these arguments."""
+    """The arguments of `python` for `engine run`, as `Program` expects them. For a complete command line, put
+    `sys.executable` before these arguments."""
     return ["-m", "engine", "run", *arguments]
 
 

@@ -104,8 +104,8 @@ def work(context):
 
 
 def test_a_closed_trainer_has_no_running_collective(driver: Driver) -> None:
-    """gloo aborts a process that destroys a group while a collective runs. So `close` waits for the last summary and
-    returns it."""
+    """gloo aborts a process that destroys a process group while a collective runs. So `close` waits for the collective
+    that gathers the last summary, and returns this summary."""
     status, _, errors = driver.end(driver.start(CLOSED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("under_way") == {0: "None", 1: "None"}
@@ -210,8 +210,8 @@ def work(context):
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """On gloo the gradients are filled after FSDP2 has made the views, so a copy that FSDP2 made earlier would not
-    contain the reduced gradients."""
+    """With gloo, the engine writes the reduced gradients after FSDP2 has made views of their buffer. A torch that
+    copied the buffer instead would miss these gradients, so the engine refuses it."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}

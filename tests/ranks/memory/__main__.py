@@ -4,9 +4,9 @@ python -m tests.ranks.memory FOLDER NAME ...
 
 Each rank writes `RANK.json`, with its peak memory during start-up, the bytes of its shards, and the measured and
 planned peak memory of a step. For small models without a pipeline, the file also contains the measured and planned
-bytes that the forward pass of a micro-batch keeps. The plan uses the rank's measured ratio of received to sent rows.
-`start_resident` and `peak_resident` are the process's peak resident memory during start-up and until the end of the
-measured step.
+bytes that the forward pass of a micro-batch keeps. For the planned values, the planner is given the measured ratio of
+token rows that the rank received to rows that it sent. `start_resident` is the process's peak resident memory during
+start-up, and `peak_resident` is its peak resident memory up to the end of the measured step.
 """
 
 import json
@@ -51,8 +51,8 @@ class Received:
 
 
 def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
-    """Bytes that the forward pass of a micro-batch leaves allocated, with the weights already gathered by an earlier
-    micro-batch."""
+    """Number of bytes that the forward pass of a micro-batch leaves allocated. The weights do not count, because they
+    are gathered before the measurement."""
     computation, layout = trainer.computation, trainer.layout
     first = computation.world.coords["dp"] * layout.local_batch
     sequences = computation.samples.batch(0, first, layout.local_batch)

@@ -1,4 +1,5 @@
-"""The memory that a real rank keeps, and its peak memory, are as planned with tp, cp, ep, dp and pipelines."""
+"""Tests that the memory that a rank keeps after a forward pass, and the rank's peak memory, match the planner's
+prediction under tp, cp, ep, dp and pipelines."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def test_what_a_rank_keeps(name: str, results: Callable[[str], Path]) -> None:
 
 @pytest.mark.xdist_group(BATCHES[WIDE])
 def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
-    """From the start of a trainer to its first step, a rank holds little more than its shards."""
+    """During a trainer's start-up, the peak memory of a rank's tensors is at most 20 % above the size of its shards."""
     for path in results(WIDE).glob("[0-9]*.json"):
         found = json.loads(path.read_text())
         assert 1.0 <= found["start"] / found["shards"] <= 1.2, found
@@ -53,7 +54,7 @@ def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(960)
 def test_a_gib_of_weights_over_four_ranks_is_as_planned(tmp_path: Path) -> None:
-    """The test measures live tensor storages, and the resident memory of each process."""
+    """Compares the live tensor storages and the resident memory of each process with the planner's prediction."""
     done = runner("tests.ranks.memory", {LARGE_ONE: "large"}, lambda name: tmp_path / name, timeout_s=900)
     ranks = sorted(done(LARGE_ONE).glob("[0-9]*.json"))
     assert len(ranks) == 4

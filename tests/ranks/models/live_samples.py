@@ -106,7 +106,8 @@ def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer
 
 def largest_difference(trainer: Trainer, layout: Layout) -> float:
     """The largest difference between the logits of passes that use the attention caches and those of one forward pass
-    over the whole text. Returns 0 on ranks without logits, and with cp > 1, where each rank has only part of the text.
+    over the whole text. Returns 0 on ranks that have no logits, and on all ranks if cp > 1, because each rank then has
+    only part of the text.
     """
     tokens = torch.randint(0, 256, (1, layout.model.seq_len), generator=torch.Generator().manual_seed(7))
     for stage in trainer.stages:

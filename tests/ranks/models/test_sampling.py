@@ -1,4 +1,5 @@
-"""A checkpoint of four ranks produces the same logits and the same text in every layout that can generate text."""
+"""A checkpoint that four ranks have written produces the same logits and the same text in every layout that can
+generate text."""
 
 import json
 from pathlib import Path

@@ -11,10 +11,10 @@ scripts need.
 
 Tolerances are derived from rounding errors. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps
 every gradient agrees to 1e-11, and a wrong scale is detected in the first step. In fp32, rounding errors grow over the
-steps, so the tolerance is measured with one process: the reference is run JOLTS more times with each initial weight
-changed by half a unit in the last place (2^-24 relative, random sign). At each step, a layout may differ from the
-reference by MARGIN times the largest difference of these runs up to that step. In bf16 the margin is smaller, because
-changing each weight by half a unit of bf16 changes the results more than a different summation order does.
+steps, so the tolerance is measured: the reference is run JOLTS more times, each time with every initial weight changed
+by half a unit in the last place (2^-24 relative, random sign). At each step, a layout may differ from the reference by
+MARGIN times the largest difference of these runs up to that step. In bf16 the margin is smaller, because changing each
+weight by half a unit of bf16 changes the results more than a different summation order does.
 
 Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
 expert loads show such a change: from that step on, the two runs differ but are equally valid, so only loss and norm are

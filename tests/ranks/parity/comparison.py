@@ -16,9 +16,9 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
     If the runs average their weights, the result also contains the largest relative difference of an averaged weight
     tensor after the last step.
 
-    The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
-    rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
-    to its own norm.
+    A gradient's difference is divided by the norm of that gradient, or by 1e-3 of the norm of all gradients together if
+    this is larger. The rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a
+    large error relative to its own norm.
     """
     assert all(x.keys() == y.keys() for x, y in zip(a.grads, b.grads, strict=True)), "other parameters"
     assert a.averages.keys() == b.averages.keys(), "other averages"

@@ -99,8 +99,8 @@ def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
 def logical(
     trainer: Trainer, of: Callable[[nn.Parameter], Tensor | None] = lambda p: p.grad
 ) -> dict[str, Tensor]:
-    """The unsharded gradients of all parameters, or the unsharded tensors that `of` returns for the parameters. Experts
-    are in the order of their logical numbers, independent of their placement."""
+    """By parameter name, the unsharded tensor that `of` returns for the parameter, by default its gradient. Experts are
+    in the order of their logical numbers, independent of their placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(of(p))})

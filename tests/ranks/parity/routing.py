@@ -1,4 +1,5 @@
-"""Replaces the routers' choice of experts with one that rounding cannot change, for parity cases in bf16."""
+"""For parity cases in bf16, replaces the routers' choice of experts with a choice that rounding errors cannot
+change."""
 
 from collections.abc import Sequence
 

@@ -56,8 +56,8 @@ def test_equals_one_process(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].layout.train.precision in ROUNDED))
 def test_the_tolerance_of_16_bits_detects_a_wrong_scale(name: str, results: Results) -> None:
-    """If a gradient has a wrong scale, half or twice as large, its relative difference is 0.5 or 1. In the first steps,
-    the tolerance is below 0.12."""
+    """A gradient that is half or twice as large as it should be has a relative difference of 0.5 or 1. In the first
+    steps, the tolerance is below 0.12."""
     rounding = results(name)["rounding"]["gradient"]
     assert MARGIN[TELLING[name].layout.train.precision] * max(rounding[:5]) < 0.12
     assert MARGIN[TELLING[name].layout.train.precision] * max(rounding) < 1.0

@@ -81,14 +81,14 @@ class Walk:
             self.faults.setdefault(fault, f"{where} · {key}")
 
     def _lists(self) -> bool:
-        """Whether a list is visible that cuts long lines until the user presses `w`."""
+        """Whether the screen shows a panel that is allowed to truncate long lines."""
         return any(
             panel.is_on_screen and (isinstance(panel, ListPanel) or panel.id in CUTS)
             for panel in self.app.screen.query(Panel)
         )
 
     def keys(self, of: Screen[Any] | None = None) -> Iterator[str]:
-        """The keys that work now; with `of`, only those of the screen `of` and its widgets."""
+        """The active keys; if `of` is given, only keys bound by the screen `of` and its widgets."""
         for key, active in list(self.app.screen.active_bindings.items()):
             if of is None or (active.node is not self.app and active.node.screen is of):
                 self.pressed.add(active.binding.id or key)
@@ -122,7 +122,8 @@ class Walk:
                 self.faults[f"{action.id} is in the help, and does not work"] = panel.id or ""
 
     async def every_dialog_key(self, where: str, opener: str) -> None:
-        """Press the keys of a dialog that `opener` opened, and open it again after each key that closes it."""
+        """If the key `opener` has opened a dialog, press all keys of the dialog. After each key that closes the dialog,
+        open it again."""
         dialog = self.app.screen
         if isinstance(dialog, RunScreen):
             return
@@ -163,8 +164,8 @@ class Walk:
 
 
 async def no_wait(seconds: float) -> None:
-    """Replaces Textual's function that waits until the process is idle; this wait takes most of the time of a key
-    press. `Walk` waits until all widgets have processed their messages."""
+    """Replaces Textual's function that waits until the process is idle, because this wait takes most of the time of a
+    key press. Instead, `Walk` itself waits until all widgets have processed their messages."""
     await asyncio.sleep(0)
 
 

@@ -63,7 +63,8 @@ Make = Callable[[Path], FakeRun]
 
 @dataclass(frozen=True)
 class Question:
-    """The keys that answer a question, and regular expressions that the screen must then match."""
+    """A user's question, the keys to press to find the answer, and regular expressions that the screen must
+    then match."""
 
     text: str
     keys: tuple[str, ...]

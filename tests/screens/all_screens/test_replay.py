@@ -70,7 +70,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
 
 
 async def test_a_position_is_the_step_that_was_asked_for(run_db: Path) -> None:
-    """The records of ranks that are one step ahead do not change the step that the position shows."""
+    """At step 10 of a replay, a rank's record of step 11 does not change the step that the position line shows."""
     recording = Recording(run_db)
     app = ReplayApp(Playback(recording, "r", begin=recording.at_step(10)))
     async with app.run_test(size=(120, 36)) as pilot:

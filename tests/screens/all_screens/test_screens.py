@@ -84,7 +84,7 @@ async def test_the_state_of_the_run_stays_visible_on_a_tiny_terminal(make_cockpi
 async def test_an_empty_no_color_leaves_the_colours(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch, value: str | None, colours: Depth
 ) -> None:
-    """Textual itself treats an empty value as set, and would show shades of grey."""
+    """The cockpit ignores an empty NO_COLOR. Textual alone would treat it as set, and show shades of grey."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)

@@ -11,7 +11,7 @@ from tests.screens.fake_run import FakeRun
 
 
 def state(cockpit: Cockpit) -> object:
-    """The selection that the keys have made, and the text on the screen."""
+    """What the pressed keys have selected, and the text on the screen."""
     panels = [panel.choice() for panel in cockpit.app.screen.query(Panel) if panel.has_focus]
     return type(cockpit.app.screen).__name__, cockpit.app.session.selection, panels, shown(cockpit.app)
 
@@ -44,8 +44,8 @@ async def test_keys_in_one_piece_act_as_single_keys(make_cockpit: MakeCockpit, k
 
 
 async def test_a_screen_that_was_opened_takes_the_next_key(make_cockpit: MakeCockpit) -> None:
-    """The action of a key that opens a screen ends only when the screen has its focus and its data, so the next key
-    finds both."""
+    """The action that opens a screen returns only when the screen's panel has the focus and the data, so the next key
+    acts on this panel."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)

@@ -1,5 +1,5 @@
-"""The app in a browser: reachable only from this machine and only with the token, and backed by the real
-application."""
+"""The web server that shows the app in a browser accepts only connections from this machine that have the token; the
+browser shows the real application."""
 
 import asyncio
 import shutil

@@ -171,7 +171,7 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_a_lost_layout_request_is_repeated(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine, Textual may drop a layout request while the app starts. Without the repeated request, the
+    """On a busy machine, Textual may drop a layout request while the app starts. If the request were not repeated, the
     panels would keep their initial height."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

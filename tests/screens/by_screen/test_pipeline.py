@@ -170,7 +170,7 @@ async def test_few_steps_and_a_small_terminal(make_cockpit: MakeCockpit) -> None
 
 
 class NoTimelines(FakeRun):
-    """A run that sends no timelines, such as a user's own loop."""
+    """A run that sends no timelines, such as one with the user's own training loop."""
 
     def step(self, step: int) -> Iterator[Update]:
         return (update for update in super().step(step) if not isinstance(update, Timeline))

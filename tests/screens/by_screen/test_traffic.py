@@ -23,7 +23,7 @@ SKEWED = {"node_ranks": 2, "hot_peer": 6}
 
 
 async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
-    """Press Enter as long as the footer offers it. Returns the number of key presses."""
+    """Press Enter as long as the footer offers to zoom in. Returns the number of key presses."""
     for count in range(9):
         if "⏎ zoom in" not in screen_text(cockpit):
             return count
@@ -142,7 +142,7 @@ async def test_a_run_without_all_to_all_shows_its_axes(
 
 
 class Silent(FakeRun):
-    """A run that reports no collectives, such as a user's own training loop."""
+    """A run that reports no collectives, such as one with the user's own training loop."""
 
     def step(self, step: int) -> Iterator[Update]:
         for one in super().step(step):
@@ -178,7 +178,7 @@ async def test_a_step_that_is_not_kept_is_reported(make_cockpit: MakeCockpit) ->
 async def test_the_fit_is_shown_beside_the_link_and_the_planner(
     make_cockpit: MakeCockpit, tmp_path: Path
 ) -> None:
-    """On shared cores the planner predicts no times, and the panel says that the run's times are not those of a
+    """If ranks share cores, the planner predicts no times, and the panel says that the run's times are not those of a
     cluster."""
     cockpit = make_cockpit(PlannedRun(folder=tmp_path))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

@@ -1,4 +1,4 @@
-"""Snapshots of whole screens, so that every visible change is reviewed.
+"""Helpers for snapshot tests of whole screens, which fail on every visible change, so that each change is reviewed.
 
 After an intended change, run `python -m pytest tests/screens/snapshots --snapshot-update` and look at the SVGs. Each
 test module has its own folder of SVGs.

@@ -1,4 +1,4 @@
-"""Snapshots of dialogs and of the prompt over a screen, and of a screen without colour."""
+"""Snapshots of screens with an open dialog or prompt, and of a screen without colour."""
 
 import pytest
 from textual.pilot import Pilot

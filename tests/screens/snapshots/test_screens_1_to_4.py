@@ -23,7 +23,7 @@ def test_ranks(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The slowest step beside the newest one."""
+    """The pipeline of the slowest step next to that of the newest step."""
     cockpit = make_cockpit(FakeRun(spike=(84, 6)))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "3", "w"))
 

@@ -50,7 +50,8 @@ class HubProcess:
         return self
 
     def listens(self) -> bool:
-        """Whether this process listens for connections: it writes the run's hub file once its sockets are open."""
+        """Whether this process accepts connections. The process writes the run's hub file only after it has opened its
+        sockets."""
         with contextlib.suppress(RunError):
             return read_hub_file(self.folder).pid == self.process.pid
         return False
@@ -147,7 +148,7 @@ class Fleet:
         return 10.0
 
     def turn(self) -> None:
-        """One step of training."""
+        """Simulate one training step: send the records of all ranks, and apply a pending command."""
         self.step += 1
         for rank, agent in enumerate(self.agents):
             agent.send(make_step(rank, self.step))
@@ -170,7 +171,7 @@ class Fleet:
                 agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
     def close(self, linger_s: float = 0.1) -> None:
-        """Close all agents. `linger_s`: maximum time for sending the agents' goodbyes."""
+        """Close all agents. `linger_s`: maximum seconds for which each agent tries to send its last messages."""
         for agent in self.agents:
             agent.close(linger_s)
 

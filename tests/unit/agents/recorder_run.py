@@ -16,12 +16,12 @@ from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def digest(state: RunState) -> list[bytes]:
-    """The whole state in a form that does not depend on the order in which ranks connected."""
+    """The encoded messages of the whole state, sorted so that the order in which ranks connected does not matter."""
     return sorted(map(codec.pack, state.replay()))
 
 
 class Run:
-    """An update log to which a test adds steps, and a recorder that records it."""
+    """An update log and the recorder that records it; the test adds steps to the log."""
 
     def __init__(self, path: Path, limits: Limits, update_log: UpdateLog | None = None) -> None:
         self.path = path

@@ -1,8 +1,8 @@
 """The knob `lr_scale`: a factor on the learning rate of a torch scheduler.
 
 A scheduler computes each learning rate from its base rates, or from the last rate of the parameter group. A factor
-applied only to the group's rate would be lost at the scheduler's next step. So the base rates and limits are scaled
-too.
+applied only to the group's rate would be lost at the scheduler's next step. So the knob also scales the scheduler's
+base rates and limits.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class LearningRate:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def set_scale(self, scale: float) -> None:
-        """Multiply all rates so that the factor is `scale` from the next update on."""
+        """Change the learning rates so that the factor is `scale` from the next update on."""
         by, self.scale = scale / self.scale, scale
         for scheduler in self._schedulers:
             for name in RATES:
@@ -71,7 +71,7 @@ class LearningRate:
 
 def _innermost(scheduler: Any) -> Iterator[Any]:
     """The schedulers inside wrappers (such as Accelerate's) and inside composite schedulers (such as `SequentialLR`).
-    The composite schedulers are included too, because they store the last rate.
+    The composite schedulers themselves are included, because they also store the last learning rate.
     """
     wrapped = getattr(scheduler, "scheduler", None)
     if wrapped is not None:
@@ -87,8 +87,8 @@ def _scaled(rates: Any, by: float) -> Any:
 
 
 def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor of a resumed run: the scheduler's base rate divided by the optimizer's `initial_lr`, which this knob
-    never changes. 1 if either is missing or the ratio is not a legal factor."""
+    """The factor in force when a run is resumed: the scheduler's base rate divided by the optimizer's `initial_lr`,
+    which this knob never changes. Returns 1 if one of the two is missing, or if the ratio is not a legal factor."""
     initial = optimizer.param_groups[0].get("initial_lr")
     base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
     if not initial or base is None:

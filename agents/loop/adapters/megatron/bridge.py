@@ -83,7 +83,7 @@ class _Options:
 
 
 class _Training:
-    """One call of Megatron-Bridge's `train`. `context`: the argument of `on_train_start`."""
+    """One call of Megatron-Bridge's `train`, connected to a hub. `context`: the argument of `on_train_start`."""
 
     def __init__(self, context: Any, join: dict[str, Any]) -> None:
         self._config, self._state = context.state.cfg, context.state.train_state

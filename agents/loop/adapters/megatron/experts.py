@@ -1,8 +1,8 @@
 """Counts the token-expert pairs of each layer with hooks on Megatron-LM's routers.
 
 A router returns the probabilities and a bool tensor [tokens, experts] of the pairs that it keeps. If experts have a
-capacity, the router calls `apply_router_token_dropping` with the bool tensor of all chosen pairs, including those that
-it then drops. If experts are also padded to their capacity, the tensor that the router returns contains pairs that no
+capacity, the router calls `apply_router_token_dropping` with a bool tensor of all chosen pairs, including the pairs to
+drop. If experts are also padded to their capacity, the tensor that the router returns contains pairs that no
 token has chosen.
 """
 
@@ -24,7 +24,7 @@ class RoutingMaps:
     layers; without sequence parallelism, the ranks of a tensor-parallel group have the same tokens, and only the first
     rank counts them.
 
-    `captured`: why outputs of the routers cannot be read; "" if they can.
+    `captured`: why the hooks cannot read the routers' outputs; "" if they can.
     """
 
     def __init__(

@@ -13,8 +13,9 @@ NONE, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class ConfigKnob:
-    """A numeric field of the configuration that can be a knob. `missing`: why the value cannot change although it is in
-    use; "" if it can. `least` and `most`: the legal range, which is extended to include the value at launch.
+    """A numeric field of the configuration that can be a knob. `missing` returns the reason why the
+    field cannot be a knob although the run uses it, or "" if it can. `least` and `most`: the legal range, which is
+    extended to include the value at launch.
     """
 
     name: str
@@ -113,7 +114,7 @@ def _set(configs: list[Any], name: str, value: float) -> None:
 
 
 def _configs(model: Sequence[Any], config: Any) -> Iterator[Any]:
-    """The configuration of the model, and the copies that some of its modules have."""
+    """Yields the model's configuration object and those of the modules that have their own configuration object."""
     found = {id(config): config}
     for chunk in model:
         for module in chunk.modules():

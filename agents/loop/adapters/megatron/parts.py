@@ -33,7 +33,7 @@ def device_of(model: Sequence[Any]) -> int | None:
 
 
 def captured(options: Any) -> str:
-    """Why values that the forward pass uses cannot change and why its outputs cannot be read; "" if both are possible.
+    """Why settings of the forward pass cannot be changed and its outputs cannot be read; "" if both are possible.
     `options`: an object with Megatron's CUDA-graph options.
     """
     graphs = getattr(options, "cuda_graph_impl", "none") not in (None, "none")

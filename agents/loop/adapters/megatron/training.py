@@ -31,8 +31,8 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
 
     `pretrain`: the function of `megatron.training`. `join`: further arguments for `agents.join`, such as `run` (the
     default is the name of the ``--save`` folder, or else of the working directory). Steps are numbered like Megatron's
-    iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or if this version of
-    Megatron-LM has a different training loop.
+    iterations: the first is step 1. Raises ValueError if `pretrain` is not that function, or if the adapter
+    does not support this version of Megatron-LM.
     """
     module = sys.modules.get(getattr(pretrain, "__module__", ""))
     missing = [name for name in USED if not hasattr(module, name)]
@@ -58,7 +58,7 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
 
 
 class _Watched:
-    """One call of `train`. `objects`: the arguments of this call, by name."""
+    """One call of Megatron-LM's `train`, connected to a hub. `objects`: the arguments of this call, by name."""
 
     def __init__(self, module: ModuleType, objects: Mapping[str, Any], join: dict[str, Any]) -> None:
         self._module, self._args, self._optimizer = module, module.get_args(), objects["optimizer"]
@@ -174,8 +174,8 @@ class _Watched:
         return original(*args, **kwargs)
 
     def _decide_exit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `checkpoint_and_decide_exit`, which saves a checkpoint if the step is a multiple of `save_interval`. If
-        a save was requested, `save_interval` is set to the current step during this call.
+        """Call `checkpoint_and_decide_exit`, which saves a checkpoint if the step is a multiple of `save_interval`. To
+        carry out a requested save, set `save_interval` to the current step for the duration of this call.
         """
         if not self._saving:
             return original(*args, **kwargs)
@@ -189,7 +189,7 @@ class _Watched:
         return exits
 
     def leave(self, together: bool) -> None:
-        """Leave the run. `together`: all ranks leave the run, so this call is a collective."""
+        """Leave the run. `together`: whether all ranks leave the run; this call is then a collective."""
         self._patches.undo()
         self._experts.remove()
         if together:

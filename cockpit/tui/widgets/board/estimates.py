@@ -31,7 +31,7 @@ def estimate_lines(
     found: Previewed, width: int, height: int, colours: Palette, trusts: Mapping[str, Trust] = NOTHING_CHECKED
 ) -> list[StripLine]:
     """The preview in at most `height` lines. If not all lines fit, the last line says how many are hidden. `trusts`:
-    for each quantity, how often earlier previews were right."""
+    for each quantity, how often earlier previews predicted it correctly."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
@@ -82,8 +82,8 @@ def _differs(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[StripLine, str]:
-    """A row such as ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %``, where the point estimate is in brackets,
-    and the estimate's source as text."""
+    """The row of one estimate, and the source of the estimate as text. An example of a row is ``step time  346 → 309 ..
+    952 ms (400)  -11 .. +175 %``, with the point estimate in brackets."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
     now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)
@@ -106,8 +106,8 @@ def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[Strip
 
 
 def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:
-    """The predicted value as text, and its unit: the interval if there is one, otherwise the single value. An interval
-    takes the unit of its upper end."""
+    """The predicted value as text, and its unit: the interval if there is one, otherwise the single value. The unit of
+    an interval is that of its upper end."""
     if one.interval is None:
         assert one.after is not None
         return formatted(one.after)
@@ -131,8 +131,8 @@ def _change(one: Estimate) -> str:
 
 
 def _tone(one: Estimate, colours: Palette) -> Style:
-    """The style for "better" or "worse" if the whole interval is better or worse; otherwise, and for a change that is
-    rounded to zero, a neutral style."""
+    """The style of a predicted value: "better" or "worse" if the whole interval is better or worse than the current
+    value, otherwise neutral. A change that is rounded to zero is neutral too."""
     change = _change(one)
     if not one.direction or (change and not any(digit in change for digit in "123456789")):
         return colours.strong
@@ -141,8 +141,8 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
-    """The estimated quantities by source, one line for each source, such as ``no data  step time, bubble · ranks share
-    cores``. A source that does not fit beside its quantities is written below them."""
+    """One line for each source of estimates, with the quantities that it covers, such as ``no data  step time, bubble ·
+    ranks share cores``. A source that does not fit beside its quantities is written below them."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

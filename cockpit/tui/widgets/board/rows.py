@@ -32,7 +32,8 @@ def knob_rows(
 
 
 class Columns(NamedTuple):
-    """The terminal columns at which a row's value and its legal values begin, and the width of the legal values."""
+    """Column positions in the table of knobs: where the value and the legal values begin, and the width of the legal
+    values."""
 
     value: int
     legal: int
@@ -47,8 +48,8 @@ def _columns(held: Sequence[KnobState], width: int) -> Columns:
 
 
 def _more(i: int, top: int, height: int, count: int) -> str:
-    """The arrow in front of row `i`: up on the first visible row if rows above it are hidden, down on the last if rows
-    below it are hidden, otherwise blank."""
+    """The scroll arrow in front of row `i`: ↑ on the first visible row if rows above it are hidden, ↓ on the last
+    visible row if rows below it are hidden, otherwise blank."""
     if i == top > 0:
         return "↑ "
     return "↓ " if i == top + height - 1 < count - 1 else "  "

@@ -103,7 +103,7 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """The number of rows that the ruler, the row of marks and the legend leave for charts."""
+        """The number of rows that remain for the charts, beside the ruler, the row of marks and the legend."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:

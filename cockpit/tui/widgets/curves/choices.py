@@ -62,7 +62,7 @@ class Choices:
         return self.ranges.get(key, Range.AUTO)
 
     def key(self) -> object:
-        """The choices on which the drawing depends, as one comparable value."""
+        """A tuple of the choices on which the drawing depends; if it changes, the charts are drawn again."""
         chosen = None if self.chosen is None else tuple(self.chosen)
         return (
             chosen,

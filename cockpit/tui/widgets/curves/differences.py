@@ -13,7 +13,7 @@ HEADINGS = {"layout": "layout", "knob": "knobs now", "fact": "facts"}
 
 
 class Differences(Panel):
-    """The panel with one row for each key whose values differ between the runs."""
+    """The panel with one row for each layout key, knob or fact that differs between this run and a compared run."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Differences"

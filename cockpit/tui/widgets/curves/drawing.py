@@ -112,8 +112,8 @@ def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Rang
 
 
 def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
-    """The lowest and the highest visible value, with their steps. The values are exact, because each bucket keeps its
-    extremes."""
+    """Text with the lowest and the highest visible value, and the step of each. The two values are exact, although the
+    curve is downsampled, because each bucket keeps its minimum and maximum."""
     points = [of(line, key=itemgetter(1)) for line in lines for of in (min, max)]
     if sum(map(len, lines)) < 2:
         return ""
@@ -125,7 +125,7 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """The width of one step in chart columns. A gap between two points interrupts the line only if the gap is wider
+    """The width of one step in chart columns. A chart line is interrupted only at gaps between points that are wider
     than a column."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
@@ -196,7 +196,8 @@ def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> Str
 def _other_value(
     run: RunCurves, found: Sequence[Segment], metric: CurveMetric, frame: Frame
 ) -> Reading | None:
-    """The value of another run at the x position of the cursor or, without a cursor, of the newest step."""
+    """The value of another run at the x position of the cursor or, without a cursor, at the x position of this run's
+    newest step."""
     here = frame.here
     x = None if here is None else frame.runs[0].progress.x(frame.by, here)
     step = None if x is None else run.progress.step(frame.by, x)
@@ -211,8 +212,8 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """The reading of a metric at a step, in the metric's unit. `found`: the segments in view; the step may be out of
-    view.
+    """The reading of a metric at a step, in the metric's unit. `found`: the segments of the curve in view, which are
+    not used if the step is out of view.
     """
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
@@ -222,8 +223,8 @@ def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step
 
 
 def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
-    """A reading as text and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest value of a bucket),
-    or `·` if there is no reading."""
+    """The text of a reading, and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest value of a
+    bucket), or `·` if there is no reading."""
     if one is None:
         return format.MISSING, metric.unit
     text, whole = metric.text(one.high), metric.with_unit(one.high)

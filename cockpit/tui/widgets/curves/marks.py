@@ -23,7 +23,8 @@ INDENT = STEP + 4  # width of the effect of a mark
 
 
 class MarkList(Panel):
-    """The list of the run's marks. Enter moves the cursor of the charts to the selected mark."""
+    """The list of marks on the curves: changes, alerts, resumes, checkpoints, and the user's own marks. Enter moves the
+    cursor of the charts to the selected mark."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Marks"

@@ -45,7 +45,8 @@ class ExpertDetails(Panel):
 
     def cell(self, store: Store, at: Shown) -> Cell | None:
         """The selected expert or, if none is selected, the worst dead or hot expert. If no expert is dead or hot, the
-        expert shown last or, at first, the hottest, so that the chart does not jump from one expert to another."""
+        panel keeps the expert that it already shows (at first, the hottest), so that the chart does not jump from one
+        expert to another."""
         layer, expert = self.selection.layer, self.selection.expert
         if layer is not None and expert is not None:
             return layer, expert
@@ -146,8 +147,8 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """A line through the highest load of each record and, where records are merged, a second line through the lowest
-    loads."""
+    """The points of a line through the highest load of each record and, if older records are merged, of a second line
+    through the lowest loads."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

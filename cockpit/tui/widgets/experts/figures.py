@@ -97,7 +97,7 @@ def heading(columns: Sequence[Column]) -> str:
 
 
 def layer_loads(at: Shown, layers: Sequence[int]) -> LayerLoads:
-    """The loads and statistics of `layers`, which share one row of the map."""
+    """The loads and load statistics of the `layers` that share one row of the map."""
     lows: list[float] = []
     highs: list[float] = []
     for layer in layers:
@@ -125,8 +125,8 @@ def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], col
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """A load statistic of a layer, such as evenness, that the map can show for each step. `good` and `bad` are the best
-    and the worst value on the colour scale."""
+    """A load statistic of a layer, such as evenness, that the map can show for each step. `good` and `bad`: the values
+    at the two ends of the colour scale."""
 
     name: str
     title: str
@@ -165,8 +165,8 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """The cells of one column in a layer's history: a bar whose height and brightness show how bad the worst value
-    is."""
+    """The cells of one column in a layer's history, from top to bottom. They form a bar: the worse the worst value in
+    the column, the higher and brighter the bar."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

@@ -65,8 +65,8 @@ class Fold:
 
 
 def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
-    """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: leave
-    room for a cursor and, if possible, for a history of the hottest expert."""
+    """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: leave a column
+    for the cursor and, if the width allows, room for each row's history of its hottest expert."""
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
@@ -84,8 +84,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
     """The columns of load statistics beside the map: the longest prefix of `FEWEST` that leaves room for one cell for
-    each of the `count` experts. If there is not even room for these cells alone, experts share cells, and the result is
-    all columns of `FEWEST`, only the first column or none, depending on `width`."""
+    each of the `count` experts. If `width` is too small for one cell per expert even without columns, experts share
+    cells; the result is then all columns of `FEWEST`, only the first, or none, depending on `width`."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]
@@ -168,8 +168,8 @@ class Heat:
         return list(zip(map(min, *lows), map(max, *highs), strict=True))
 
     def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
-        """The glyphs of a cell from top to bottom: a bar for a single value; for several values, the colours of the
-        highest and the lowest.
+        """The glyphs of a cell from top to bottom: a bar if the cell stands for a single load; otherwise two colours,
+        for the highest and the lowest load.
         """
         tall = self.fold.tall
         if low == high:
@@ -201,8 +201,9 @@ def _halves(upper: Style, lower: Style) -> Style:
 
 
 def marked(glyph: str, style: Style, colours: Palette) -> Style:
-    """The style of a glyph under the cursor. A bar glyph is drawn in the strongest colour and not inverted, so that its
-    height stays readable. Other glyphs are drawn with inverted colours; on a terminal without colours, bars are too."""
+    """The style of a glyph under the cursor. The colours of a bar glyph are not swapped, so that its height stays
+    readable; it is drawn in the strongest colour. Other glyphs are drawn with swapped colours; on a terminal without
+    colours, bar glyphs are too."""
     if glyph in BAR and not colours.cursor.reverse:
         return Style(color=colours.strong.color, bgcolor=colours.cursor.bgcolor, bold=True)
     return Style(

@@ -42,7 +42,8 @@ def _none(store: Store) -> str:
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
-    """A line that says why no loads are shown, followed by a table of the layers' summaries if only these are known."""
+    """A line that says why no loads per expert are shown. If only summaries of the layers are known, a table of the
+    summaries follows."""
     loads = store.state.loads
     if loads and loads.layers and not len(store.expert_history.loads):
         text = f"no full vectors yet: of step {format.grouped(loads.step)}, only the most loaded experts of each layer"

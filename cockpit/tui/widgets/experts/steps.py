@@ -97,7 +97,7 @@ class StepMap:
     def row(
         self, at: Shown, layers: Sequence[int], metric: LayerMetric, colours: Palette
     ) -> list[tuple[str, Style]]:
-        """One glyph for each column of steps, which shows the worst value among `layers`."""
+        """For each column of steps, a glyph for the worst value among `layers`."""
         return [severity(span, metric, colours)[0] for span in self.spans(at, layers, metric)]
 
     def draw(self, at: Shown, metric: LayerMetric, selection: Selection, colours: Palette) -> list[StripLine]:

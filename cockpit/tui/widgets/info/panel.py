@@ -23,8 +23,8 @@ MOST_LABEL = 28  # columns
 
 
 class Row(NamedTuple):
-    """One row of the list: a fact, or the heading of a section. The heading is the section's first row and has no
-    fact."""
+    """One row of the list: a fact, or the heading of a section. A heading is the first row of its section; its `fact`
+    is None."""
 
     section: str
     number: int
@@ -39,7 +39,7 @@ class FilesReader:
         self.folder: Path | None = None
 
     def read(self, folder: Path | None) -> None:
-        """Start reading `folder` in a separate thread, unless this has been done before."""
+        """Start to read `folder` in a separate thread, unless it is the folder that was read last."""
         if folder is not None and folder != self.folder:
             self.folder = folder
             threading.Thread(target=self._read, args=(folder,), name="cockpit-info", daemon=True).start()

@@ -194,8 +194,9 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level that a group's glyph shows: for a change or a trial, the level of its outcome; for entries of level
-    info whose kind is in `KIND_LEVELS`, the level given there; otherwise the worst level in the group."""
+    """The level that determines the glyph of a group. For a change or a trial, this is the level of its outcome; for
+    other groups, the worst level in the group, unless that is info and `KIND_LEVELS` has another level for the kind of
+    entry."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]
@@ -250,7 +251,7 @@ def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:
 
 
 def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, str]]:
-    """The facts about a change that are not part of its entry's text."""
+    """Details of a change that its log entry does not contain: effect, author, failed ranks and id."""
     if command.state == "applied":
         found = brought(store.state, command)
         for number, one in enumerate(found):

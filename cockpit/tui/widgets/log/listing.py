@@ -1,5 +1,5 @@
-"""Base class of panels with a long list. Provides a cursor, scrolling, following the newest item, a text search, and
-wrapped or truncated lines."""
+"""Base class of panels with a long list. Provides a cursor, scrolling (the list can follow the newest item), a text
+search, and lines that are wrapped or truncated."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,11 +56,11 @@ class ListPanel(Panel, Generic[T]):
         return next((at for at in range(len(items) - 1, -1, -1) if self.key_of(items[at]) == key), None)
 
     def columns(self, item: T, items: Sequence[T], width: int, colours: Palette) -> StripLine:
-        """The columns before the text of an item."""
+        """The fixed-width columns to the left of an item's text."""
         return StripLine()
 
     def parts(self, item: T, colours: Palette) -> list[tuple[str, Style]]:
-        """The text of an item with its styles. The panel wraps the text, or cuts it at the edge."""
+        """The text of an item, as (text, style) parts. The panel wraps the text, or cuts it at the edge."""
         raise NotImplementedError
 
     def details(self, item: T, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -267,8 +267,8 @@ def wrap(parts: Sequence[tuple[str, Style]], width: int) -> list[StripLine]:
 
 
 def _piece(text: str, room: int, width: int) -> str:
-    """The first characters of `text` that fit into `room` cells, if possible up to a space. Returns "" if the first
-    word does not fit but would fit on a new line of `width` cells."""
+    """The start of `text` that fits into `room` cells, cut after a space if possible; "" if the first word does not fit
+    here but fits on a new line of `width` cells."""
     fitting = _fitting(text, room)
     if fitting == len(text):
         return text

@@ -147,7 +147,8 @@ class PhaseBars:
 
 
 def bar_label(text: str, short: str, cells: int) -> str:
-    """One segment of a bar, `cells` cells wide, with the label `text`, or `short` if only that fits, or no label."""
+    """One segment of a bar, `cells` cells wide. Its label is `text`, or `short` if `text` does not fit, or empty if
+    neither fits."""
     label = next((one for one in (text, short, "") if cell_len(one) < cells), "")
     return f"▏{label}{' ' * (cells - 1 - cell_len(label))}" if cells > 0 else ""
 
@@ -169,7 +170,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """For each rank that has a value of the time `name`, its baseline (see `peer_baseline`)."""
+    """The baseline (see `peer_baseline`) for the phase or step time `name`, for each rank with a known value."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 

@@ -109,8 +109,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """Marks under the columns: kept phases, kept timelines, knob changes, and the shown step. If several marks
-        share a column, only the one that comes last in this list is shown."""
+        """Marks under the columns: kept phases, kept timelines, knob changes, and the shown step. In a column with
+        several marks, the shown step hides a knob change, which hides a kept timeline, which hides kept phases."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

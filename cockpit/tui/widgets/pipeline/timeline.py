@@ -49,7 +49,7 @@ def shown_step(store: Store, selection: Selection) -> int | None:
 
 @dataclass
 class _Layout:
-    """The positions of the rows as last drawn. Keys and the mouse use these positions."""
+    """Where the rows were last drawn. Key presses and mouse clicks are mapped to rows with these positions."""
 
     pipeline: Pipeline
     window: Window
@@ -158,7 +158,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The index of the shown replica. When another rank is selected, its replica is shown."""
+        """The index in `found` of the replica to show. Selecting another rank switches to the replica of this rank."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -233,7 +233,7 @@ class TimelinePanel(Panel):
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
-        """Why no timeline is shown; "" in a run without pipeline parallelism."""
+        """Why the panel shows phases instead of a timeline; "" in a run without pipeline parallelism."""
         if stage_count(store) < 2:
             return ""
         if step is None or not store.timelines.steps:
@@ -338,8 +338,8 @@ class TimelinePanel(Panel):
             self.start_ms = self.cursor_ms - 3 * self.length_ms / 4
 
     def action_zoom(self, by: float) -> None:
-        """Change the length of the window. The new window is centred on the cursor or, if the cursor is outside the
-        window, keeps its centre."""
+        """Zoom the time axis: multiply the length of the visible window by `by`. The new window is centred on the
+        cursor or, if the cursor is outside the window, keeps its centre."""
         if self._layout is None:
             return
         whole, window = self._layout.pipeline.window_ms, self._layout.window

@@ -68,7 +68,7 @@ def lane_cells(
 ) -> None:
     """Add a lane of `window.cells` cells. A block shows as much of its name as fits. A cell with several actions shows
     the lower-case letter of the kind that fills most of the cell. A cell is drawn as idle if the lane is idle for at
-    least half of it.
+    least half of the cell's time.
     """
     cells = _Cells(window.cells)
     for action in lane.others:

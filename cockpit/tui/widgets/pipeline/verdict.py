@@ -28,7 +28,8 @@ STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """The lines of a one-sentence summary of a step."""
+    """The lines of a one-sentence summary of a step, which says how long the step took and how it differs from the
+    usual step."""
     found = compare(store, step)
     if step is None:
         return []
@@ -74,8 +75,8 @@ def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -
 
 
 def _evidence(store: Store, step: int) -> list[str]:
-    """Notes about a step, each only if it applies: the longest action of its timeline, the events at the step, and a
-    slower step that is not kept."""
+    """Notes about a step, as far as they apply: the action that most exceeds its usual duration in the timeline, the
+    events at the step, and a slower step that is no longer kept."""
     found = []
     for pipeline in pipelines(store, step)[:1]:
         if out := longest(pipeline):

@@ -235,8 +235,8 @@ def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> S
 
 
 def _change(before: float, low: float, high: float, room: int) -> str:
-    """A change of the step time with as many digits as fit in `room` cells; "" if no form fits, because a truncated
-    number would be misleading."""
+    """The predicted change of the step time, with as many digits as fit in `room` cells; "" if not even the shortest
+    form fits, because a truncated number would be misleading."""
     forms = (
         f"  {change_text(before, low, high)}",
         f"  {change_text(before, low, high, 0)}",

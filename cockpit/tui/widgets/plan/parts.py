@@ -31,7 +31,7 @@ def without_plan(
     model: WhatIf, width: int, height: int, colours: Palette, brief: bool = False
 ) -> list[StripLine] | None:
     """Lines that say why there is no plan for this run and, if there is room, what to do; None if there is a plan. With
-    `brief`, the lines refer to the what-if panel for the reason."""
+    `brief`, the lines do not give the reason, but refer to the what-if panel."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None

@@ -132,7 +132,8 @@ class WhatIfPanel(Panel):
         return lines + self._effect(store, width, height - len(lines), colours)
 
     def _asked_lines(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """For a run without a layout: its knobs, and the run's own preview of their hypothetical values."""
+        """Lines for a run without a layout: its knobs, and the preview that the run computes for the hypothetical
+        values."""
         if not self._is_asked(store):
             return []
         asked = self.asked
@@ -230,7 +231,8 @@ class WhatIfPanel(Panel):
         return above_peak(now.value, basis.hardware.name, width, colours) if basis else []
 
     def arguments(self) -> str:
-        """The hypothetical values, and the settings that have to change with them, as arguments of `engine run`."""
+        """The arguments of `engine run` that set the hypothetical values, and all settings that must change together
+        with these."""
         now, after = self.model.layout(), self.model.outlook(self.model.changes)
         if not isinstance(now, Layout) or after is None:
             return COMPUTING

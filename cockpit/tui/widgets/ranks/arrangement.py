@@ -123,8 +123,8 @@ def by_node(hosts: Mapping[int, str]) -> list[Band]:
 def plan(
     found: Sequence[Band], columns: list[str], width: int, height: int, wide_cell: int, nodes: bool = False
 ) -> Plan:
-    """The layout with the largest cells that fit in `width` x `height`. `nodes`: each band is a node, so several bands
-    may share a line, and a cell that holds several ranks holds whole nodes."""
+    """The layout with the largest cells that fit in `width` x `height`. `nodes`: each band holds the ranks of one node.
+    If there are more nodes than lines, several nodes share a line, and a cell may stand for one or more whole nodes."""
     band_label = max((len(band.label) for band in found), default=0)
     sub_label = max((len(label) for band in found for label, _ in band.rows), default=0)
     label = band_label + (sub_label + 1 if sub_label else 0) + LABEL_GAP
@@ -203,8 +203,8 @@ def _shared(ranks: list[int], count: int) -> list[Slot]:
 
 
 def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
-    """The rows of tiles for all groups, with the slots of a group in order. Where possible, lines are wrapped after a
-    multiple of `inner` slots."""
+    """The slots of each group in lines of at most `room` slots, as rows of the grid. Where possible, a line ends after
+    a multiple of `inner` slots."""
     rows: list[Row] = []
     for label, slots in groups:
         per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)
@@ -218,8 +218,8 @@ def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half
 
 
 def _even(count: int, room: int, inner: int, together: int) -> int:
-    """The number of cells per line that gives lines of about equal length and, where possible, whole rows of the
-    innermost axis in each line."""
+    """How many cells to put in a line, so that lines have about equal lengths and, where possible, no group of `inner`
+    cells is broken across lines."""
     lines = max(1, -(-count // room))
     lines += -lines % together
     per_line = -(-count // lines)
@@ -237,8 +237,8 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The rank to which the cursor moves from `rank`. At an edge, the cursor stays on `rank`. If `rank` is None, the
-    cursor moves to the first rank."""
+    """The rank to which the cursor moves from `rank`; the same rank if the cursor is already at the edge of the grid.
+    If `rank` is None, the cursor moves to the first rank."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

@@ -8,7 +8,7 @@ from cockpit.tui.widgets.ranks import view
 
 
 class RankPanel(Panel):
-    """A panel that depends on the selected metric, grouping, comparison and rank. All these panels share one
+    """A panel that depends on the selected metric, grouping, comparison and rank. All `RankPanel`s share one
     selection."""
 
     def __init__(self, id: str, selection: Selection) -> None:
@@ -20,7 +20,7 @@ class RankPanel(Panel):
         return view.choice(self.selection)
 
     def changed(self) -> None:
-        """Redraw this screen's panels about ranks after the user has changed the selection."""
+        """Redraw all `RankPanel`s of this screen, because the user has changed the selection."""
         for panel in self.screen.query(RankPanel):
             panel.redraw()
 

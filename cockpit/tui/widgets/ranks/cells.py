@@ -40,8 +40,8 @@ def value_range(readings: Readings) -> tuple[float, float]:
 
 
 def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> list[int]:
-    """The index of each rank's colour in the palette's scale. Without a comparison the index depends on the rank's
-    value, otherwise on the rank's deviation."""
+    """For each rank, the index of its colour in the palette's scale. With `Against.NOTHING`, the index depends on the
+    rank's value, otherwise on the rank's deviation."""
     if against is Against.NOTHING:
         low, high = value_range(readings)
         width = (high - low) / ramp
@@ -55,7 +55,8 @@ def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> lis
 
 
 class Cells:
-    """Draws the cells of the rank grid for one set of readings. Only `selected` may change from frame to frame."""
+    """Draws the cells of the rank grid for one set of readings. Between frames, only `selected` may change; other
+    changes need a new object."""
 
     def __init__(
         self,
@@ -213,8 +214,8 @@ class Cells:
         line.add(f" {glyph}  ", colours.level[level])
 
     def _codes_of(self, slots: list[Slot]) -> list[int]:
-        """The code of each cell in a row: the code of the cell's worst rank or, if some of its ranks match the filter,
-        of the worst rank that matches."""
+        """The code of each cell in a row: that of the worst rank in the cell. If some ranks in the cell match the
+        filter, the other ranks are ignored."""
         known = self._row_codes.get(id(slots))
         if known is None:
             codes, score = (
@@ -253,7 +254,7 @@ def _chosen(glyph: str, width: int) -> str:
 
 
 def _gravity(code: int) -> int:
-    """The severity of a code: higher is worse. A cell without a value has the lowest severity."""
+    """The severity of a cell's code: higher is worse. Codes of cells without a value are the least severe."""
     return code if code <= CODES[Level.BAD] else -code
 
 
@@ -322,8 +323,8 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """A phrase for the legend that says that a line shows the worse of two rows. Empty if no line shows two rows, or if
-    the terminal can give the two halves of a cell different colours."""
+    """The legend's note that a line shows the worse of two rows. An empty list if no line stands for two rows, or if
+    the terminal can colour the two halves of a cell separately."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 

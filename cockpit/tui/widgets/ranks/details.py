@@ -279,7 +279,7 @@ class _Drawing:
         return lines
 
     def records(self) -> list[StripLine]:
-        """The newest step that the rank reported, and the number of its lost records."""
+        """The newest step that the rank reported, and the number of records that its agent dropped."""
         step = self.store.state.steps.get(self.rank)
         if step is None:
             return [StripLine().add(f"{format.MISSING} {no_record(self.store)}", self.colours.faint)]

@@ -34,7 +34,7 @@ COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
 class Rows(Enum):
-    """Which ranks have a row. The panel's title shows these values."""
+    """Which ranks have a row in the map; each value is the text in the panel's title."""
 
     ALL = "all ranks"
     STAGE = "its stage"
@@ -131,7 +131,8 @@ class RankSteps(RankPanel):
         return lines
 
     def _ranks(self, store: Store) -> tuple[Sequence[int], int]:
-        """The ranks in the order of the rows, and the number of ranks per group; 1 if groups differ in size."""
+        """The ranks in the order of the rows, and the number of ranks in each group (1 if the groups differ in
+        size)."""
         chosen = self.selection.rank
         if chosen in store.state.hellos and self._which is Rows.STAGE:
             keys = peers(store)
@@ -147,7 +148,7 @@ class RankSteps(RankPanel):
         return [rank for ranks in lists for rank in ranks], sizes.pop() if len(sizes) == 1 else 1
 
     def _columned(self, store: Store, metric: Metric, steps: list[int], room: int) -> list[list[int]]:
-        """The steps that each visible column shows, in at most `room` columns."""
+        """For each visible column, the steps that it shows; at most `room` columns."""
         columns = _completed(store, metric, steps)
         if self._folded and len(columns) > room:
             gap = -(-(steps[-1] - steps[0] + 1) // room)
@@ -170,7 +171,7 @@ class RankSteps(RankPanel):
     def _bins(
         self, metric: Metric, against: Against, table: list[list[float]], colours: Palette
     ) -> tuple[list[list[int]], str, tuple[Style, ...]]:
-        """For each column, the colour bin of each cell; then the glyph and the style of each bin."""
+        """The colour bins of the cells, one list per column; then the glyphs and the styles, indexed by bin."""
         if against is not Against.NOTHING:
             towards = metric.worse or 1
             bins = [
@@ -244,7 +245,8 @@ class RankSteps(RankPanel):
         self.changed()
 
     def _beyond(self, by: int) -> None:
-        """Select the nearest kept step before the shown columns (`by` < 0) or after them."""
+        """Select the nearest kept step to the left of the first visible column (`by` < 0) or to the right of
+        the last."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             steps = self._store.rank_history.steps(metric.key)
@@ -290,8 +292,8 @@ class RankSteps(RankPanel):
 
 
 def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]]:
-    """The steps that each column shows. Steps for which only some ranks have a value share a column with neighbouring
-    steps."""
+    """For each column, the steps that it shows. Steps for which only some ranks have a value share a column with
+    neighbouring steps."""
     history = store.rank_history
     enough = COMPLETE * len(store.state.hellos)
     columns: list[list[int]] = []

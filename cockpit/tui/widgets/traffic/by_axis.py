@@ -31,7 +31,8 @@ TALL, TALL_CURVE = 48, 3  # from this height of the screen on, a curve has this 
 
 
 class Scale(NamedTuple):
-    """The units of the byte and rate columns, each with its size."""
+    """The units of the columns with bytes and with rates: the name of each unit, and how many bytes (or bytes/s) it
+    stands for."""
 
     unit: str
     bytes: float
@@ -40,8 +41,9 @@ class Scale(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of numbers: its heading, its width, and a function that gives the text for an axis. If not all columns
-    fit, columns with a higher `rank` are dropped first. Columns with rank 1 are always shown."""
+    """A column of numbers: its heading, its width, and a function that gives the text for an axis. `rank` is the
+    column's priority: if not all columns fit, those with the highest number are dropped first, and those with 1 are
+    kept."""
 
     head: str
     width: int
@@ -66,7 +68,8 @@ MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same 
 
 
 def _sent(row: AxisTraffic, scale: Scale) -> str:
-    """The sent bytes as text, in the unit of the column or, if they would then be shown as zero, in a smaller unit."""
+    """The sent bytes as text, in the column's unit; in a smaller unit if the value would be rounded to zero in the
+    column's unit."""
     sent, unit, size = row.traffic.bytes, scale.unit, scale.bytes
     if 0 < sent < size / 20:
         unit, size = byte_unit(10 * sent)
@@ -217,8 +220,8 @@ class _Drawing:
         return line
 
     def trend(self, row: AxisTraffic, height: int) -> list[StripLine]:
-        """The exposed time of the last steps up to the shown step. The scale goes from zero to the highest value. Only
-        the top of each bar is drawn, because bars of similar height would merge into one block."""
+        """A chart of the exposed time in the last steps up to the shown step. The vertical axis starts at zero. Each
+        value is drawn as a mark, not as a filled bar, because bars of similar height would merge into one block."""
         colours = self.colours
         room = trend_room(self.width)
         values = trend(self.store, row.axis, room, self.step)
@@ -242,8 +245,8 @@ def trend_room(width: int) -> int:
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """How many cells of an axis's bar show exposed time, and how many show overlapped time. The bar of the axis with
-    the longest time is `room` cells wide."""
+    """How many cells of an axis's bar show exposed time, and how many show overlapped time. The longest bar, which has
+    `longest_ms`, is `room` cells wide."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

@@ -30,8 +30,8 @@ def pair_bin(over_mean: float) -> int:
 
 class Drawing:
     """Draws the rows of the matrix. `label`: width of the row names; `unit`: name of the unit and its size in bytes;
-    `cursor`: row and column of the cursor; `same`: whether rows and columns are ranks, which send nothing to
-    themselves."""
+    `cursor`: row and column of the cursor; `same`: whether a row and a column with the same index are the same rank,
+    which sends nothing to itself."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Drawing:
 
     @cached_property
     def _special(self) -> list[list[int]]:
-        """For each row, the columns of its special cells, in order: cells with traffic, the cell under the cursor, and
-        the diagonal cell."""
+        """For each row, the ascending column indices of the cells that are not drawn as empty: cells with traffic, the
+        cell under the cursor, and the cell on the diagonal."""
         columns: list[set[int]] = [set() for _ in range(self.shown.height)]
         for row, column in (*self.found.largest, *self._own.items(), *([self.cursor] if self.cursor else [])):
             columns[row].add(column)
@@ -113,7 +113,7 @@ class Drawing:
         return {row: column_of[place] for row, place in enumerate(self.shown.rows) if place in column_of}
 
     def received(self) -> StripLine:
-        """The line with the sums of the columns, as numbers or as colours."""
+        """The line below the matrix with the bytes that each column received, as numbers or as colours."""
         shown, colours, found = self.shown, self.colours, self.found
         line = StripLine().add("received ".rjust(self.label)[-self.label :], colours.dim)
         busy = [size for size in found.received if size]
@@ -171,8 +171,8 @@ class Drawing:
 
 
 def _shade(bin: int, colours: Palette) -> Style:
-    """The style of a cell without a number: glyph and background have the same colour. With few colours, only the glyph
-    is coloured."""
+    """The style of a cell that shows no number: glyph and background have the same colour or, on a terminal with few
+    colours, only the glyph is coloured."""
     style = colours.deviation[bin]
     return _solid(style) if colours.fills == SOLID else style
 
@@ -184,7 +184,8 @@ def _solid(style: Style) -> Style:
 
 @lru_cache(maxsize=64)
 def _heat(style: Style) -> Style:
-    """The style of a number on a background in the colour of `style`, with black or white text."""
+    """The style of a number in a coloured cell: the foreground colour of `style` as background, and black or white
+    text."""
     assert style.color is not None
     return Style(color=ink_on(style.color.get_truecolor().hex), bgcolor=style.color)
 

@@ -66,8 +66,8 @@ def _add_most(line: StripLine, most: Most, colours: Palette) -> None:
 
 
 def _crosses(store: Store, source: int, destination: int) -> str:
-    """A phrase that says whether the two ranks of a pair are on different nodes, without the names of the nodes; "" if
-    all ranks are on one node."""
+    """A phrase that says whether a pair crosses nodes, without the nodes' names; "" if all ranks are on one node or the
+    host of a rank is unknown."""
     crossing = crossing_text(store, source, destination)
     if not crossing or len(hosts_of(store)) < 2:
         return ""

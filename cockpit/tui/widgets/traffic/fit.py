@@ -1,5 +1,5 @@
-"""Panel that fits, for each axis, the time in collectives to the run's own steps: the time per micro-batch (α) and the
-bandwidth (1/β), beside the link that the planner assumes."""
+"""Panel with a linear model of each axis's time in collectives, fitted to the run's steps: the time per micro-batch (α)
+and the bandwidth (1/β), beside the planner's assumptions for the link."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -150,7 +150,8 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
 
 
 def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
-    """The planned exposed time in the slowest rank's step, beside the measured one, and the number of collectives."""
+    """The axis's exposed time, planned (for the slowest rank) and measured, and the planned number of collectives in a
+    step."""
     if not isinstance(planned, PlannedAxes):
         return
     exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)
@@ -163,8 +164,8 @@ def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palet
 def flow(
     parts: Sequence[Part], width: int, indent: int, separator: str, lead: Sequence[Part] = ()
 ) -> list[StripLine]:
-    """`parts` joined by `separator`, wrapped at `width` cells and indented by `indent` cells. The first line begins
-    with `lead`."""
+    """`parts` joined by `separator`, wrapped at `width` cells and indented by `indent` cells. The segments of `lead`
+    come first on the first line."""
     line = StripLine()
     for text, style in lead:
         line.add(text, style)

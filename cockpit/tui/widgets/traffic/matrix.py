@@ -175,7 +175,8 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source + down, destination + right))
 
     def _places(self, view: View, ranks: tuple[int, int]) -> tuple[int, int]:
-        """The positions of two ranks in the view; in the view of nodes, the positions of their nodes."""
+        """The row of the first and the column of the second of two `ranks` in the view; in a view of nodes, those of
+        the ranks' nodes."""
         if not isinstance(view, NodeView):
             return ranks
         hellos = self._store.state.hellos
@@ -183,7 +184,8 @@ class TrafficMatrix(Panel):
         return view.number.get(source, 0), view.number.get(destination, 0)
 
     def _ranks(self, view: View, source: int, destination: int) -> tuple[int, int]:
-        """The ranks at two positions in the view; in the view of nodes, the first rank of each of the two nodes."""
+        """The ranks at the positions `source` and `destination` of the view. If the positions are nodes, the first rank
+        of each node."""
         if not isinstance(view, NodeView):
             return source, destination
         ranks = list(view.hosts.values())
@@ -207,8 +209,8 @@ class TrafficMatrix(Panel):
         self._redraw()
 
     def _closer(self) -> Level | None:
-        """The next zoom level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit if each cell shows
-        a number."""
+        """The level to which the next zoom leads: the ranks or nodes that share the cell under the cursor; in a node
+        view, the ranks of two nodes; otherwise as many ranks as fit with a number in each cell."""
         matrix = self._matrix(self._store)
         here = self._cursor(matrix) if matrix else None
         if self._shown is None or matrix is None or here is None:
@@ -365,8 +367,8 @@ class TrafficMatrix(Panel):
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:
-    """The `Plan` of the matrix for `width` x `height` terminal cells, and the width of the row names. The names are
-    longer if several ranks or nodes share a row."""
+    """The `Plan` of the matrix for `width` x `height` terminal cells, and the width of the row names. Row names are
+    longer if several ranks or nodes share a row, and longer names leave fewer cells for the matrix."""
     label = LABEL if width >= ROOM - TOTAL else 1
     for _ in range(2):
         shown = plan(view, rows, columns, width - label, height)

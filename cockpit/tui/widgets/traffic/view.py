@@ -21,8 +21,8 @@ class View(Protocol):
     everyone: Places
 
     def pairs(self, rows: Places, columns: Places, square: int) -> Iterable[Pair]:
-        """The pairs with traffic. If the whole matrix is drawn with at least `square` x `square` pairs per cell, some
-        pairs may be left out, but never the largest pair of a cell."""
+        """The pairs with traffic. If the whole matrix is drawn, and each cell stands for at least `square` x `square`
+        pairs, the result may omit pairs, but never the largest pair of a cell."""
         ...
 
     def usual(self, pair: Pair) -> float:
@@ -42,8 +42,8 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """Ranks or nodes along one side of a tile. A tile is the smallest square block of the matrix for which the
-        largest pair is known."""
+        """The side length of a tile, in ranks or nodes. A tile is a square block of the matrix; the largest pair of
+        each tile is kept."""
         ...
 
 
@@ -182,8 +182,8 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """How many ranks or nodes share a row or a column: `least` times the smallest power of two with which all `count`
-    ranks or nodes fit into `room` rows or columns."""
+    """How many ranks or nodes must share a row (or column) so that all `count` of them fit into `room` rows (or
+    columns). The result is `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -192,8 +192,8 @@ def _fold(count: int, room: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """The largest pair of each cell, and the sums of each row and column, by row and column index in the `Plan`. If
-    several ranks or nodes share a row or a column, only the largest of their sums is kept."""
+    """For each cell, the pair with the most bytes; for each row and column, the sum of bytes. Rows and columns are
+    indices in the `Plan`. If several ranks or nodes share a row or a column, only the largest of their sums is kept."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]
@@ -202,7 +202,7 @@ class Cells:
 
 
 def cells(view: View, shown: Plan) -> Cells:
-    """The contents of the cells, with ranks or nodes assigned to rows and columns as in `shown`."""
+    """The contents of the cells of the layout `shown`."""
     rows = {place: at // shown.down for at, place in enumerate(shown.rows)}
     columns = {place: at // shown.across for at, place in enumerate(shown.columns)}
     largest: dict[tuple[int, int], Pair] = {}

@@ -24,8 +24,9 @@ from engine.planner.workload.transformer import Layer
 @dataclass(frozen=True)
 class Exchange:
     """A collective over `ranks` ranks that are `stride` apart. `bytes`: size of the buffer, as in `Collective`.
-    `times`: how often the exchange runs in a step. `pieces`: number of collectives into which the exchange is divided,
-    one for each FSDP unit. `copies`: for an all-to-all, how many copies of each token the buffer holds."""
+    `times`: how often the exchange runs in a step. `pieces`: number of separate collectives (one for
+    each FSDP unit) that together move `bytes`. `copies`: for an all-to-all, how many copies of each token the buffer
+    holds."""
 
     axis: str
     kind: Kind
@@ -38,8 +39,8 @@ class Exchange:
 
 
 class Repeats(NamedTuple):
-    """How often a rank gathers a layer's weight (`gathers`), gathers the embedding (`root`) and reduces a gradient
-    (`reductions`) in a step."""
+    """How often in a step a rank gathers each layer's weights (`gathers`), gathers the embedding (`root`) and reduces
+    each gradient (`reductions`)."""
 
     gathers: int
     root: int
@@ -47,7 +48,7 @@ class Repeats(NamedTuple):
 
 
 def stays_gathered(job: Job) -> bool:
-    """Whether weights stay gathered after a backward pass, and gradients are kept unsharded and reduced once per step.
+    """Whether weights stay gathered after a backward pass, and gradients stay unsharded until the end of the step.
     With a pipeline, the engine keeps weights gathered and gradients unsharded even at ZeRO 3. At ZeRO 3, Megatron-LM
     instead frees gathered weights and reduces gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
@@ -73,7 +74,7 @@ def repeats(job: Job, pp: int) -> Repeats:
 
 class DataExchanges(NamedTuple):
     """The collectives of data parallelism. `sums`: exchanges that sum gradient shards over the replicas. `root`:
-    gathers of the embedding, if the embedding is gathered less often than the layers."""
+    gathers of the embedding, which are listed separately if the embedding is gathered less often than the layers."""
 
     reductions: list[Exchange]
     sums: list[Exchange]
@@ -82,9 +83,10 @@ class DataExchanges(NamedTuple):
 
 
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """The data-parallel collectives of pipeline rank `pp`, whose parameters are `held`. With ZeRO 0, the all-reduce of
-    the gradients is listed as a reduce-scatter and an all-gather; weights are not gathered. The buffers have a shard
-    for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded to 128."""
+    """The data-parallel collectives that a rank at pipeline coordinate `pp` runs in a step. `held`: the rank's
+    parameter counts. With ZeRO 0, the all-reduce of the gradients is listed as a reduce-scatter and an all-gather;
+    weights are not gathered. The buffers have a shard for each rank, so they include the rows that FSDP2 adds as
+    padding: 8 experts over 128 ranks are padded to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found
@@ -136,8 +138,8 @@ def strides(job: Job) -> dict[str, int]:
 
 
 def send_bytes(job: Job) -> float:
-    """Bytes that a tp rank sends from one stage to the next for a micro-batch. Each tp rank sends only its part of the
-    activations, even without sequence parallelism (arXiv 2104.04473, section 4.1)."""
+    """Bytes that a tp rank sends to the next pipeline stage for each micro-batch. Each tp rank sends only its part of
+    the activations, even without sequence parallelism (arXiv 2104.04473, section 4.1)."""
     tokens = job.micro_batch * job.seq_len / job.grid.cp / job.grid.tp
     return tokens * job.model.d_model * WIDTH[job.precision]
 
@@ -146,7 +148,8 @@ Part = Literal["embedding", "head", "mtp"] | Layer  # part of a stage
 
 
 def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
-    """Each part of a stage, its work for a micro-batch, and how often it occurs in the stage."""
+    """For each distinct part of a stage: the part, its work for one micro-batch, and the number of times that it occurs
+    in the stage."""
     for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
         yield layer, layer_work(job, layer), times
     if stage == 0:
@@ -168,7 +171,7 @@ def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
 
 
 def rank_exchanges(job: Job, pp: int, gradient_bytes: float) -> list[Exchange]:
-    """All collectives of a rank at pipeline coordinate `pp` in a step."""
+    """All collectives that a rank at pipeline coordinate `pp` runs in a step."""
     counts: Counter[Collective] = Counter()
     for stage in job.stages_of(pp):
         for part, work, times in parts(job, stage):
@@ -189,7 +192,8 @@ def rank_exchanges(job: Job, pp: int, gradient_bytes: float) -> list[Exchange]:
 
 
 def sends(job: Job, pp: int) -> int:
-    """Number of tensors that a rank sends to other ranks of its pipeline per micro-batch."""
+    """Number of tensors that a rank sends to other ranks of its pipeline for each micro-batch: activations forward, and
+    gradients backward."""
     mine, last = job.stages_of(pp), job.stages - 1
     forth = sum(stage < last and stage + 1 not in mine for stage in mine)
     return forth + sum(stage > 0 and stage - 1 not in mine for stage in mine)

@@ -91,15 +91,16 @@ class _Rank:
         return total + 2 * (t - 1) * self._replicated() * SUM // t
 
     def _gathered(self, mixer: Mixer | None) -> int:
-        """Elements per token that attention gathers over tp: its input or, for latent attention, the latents."""
+        """Number of elements per token that an attention layer gathers over tp: those of the layer's input or, for
+        latent attention, those of the latents."""
         D = self.job.model.d_model
         if isinstance(mixer, LatentAttention):
             return (mixer.q_rank or D) + mixer.kv_rank + mixer.rope_dim
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes of router scores (half precision) and counts that a rank sends to each rank that has another slice of
-        the same sequence."""
+        """Bytes of router scores (half precision) and of pair counts that a rank sends to each of the ranks that have
+        the other slices of the same sequence."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -108,8 +109,8 @@ class _Rank:
         return total
 
     def _replicated(self) -> int:
-        """Parameters that every tp rank holds (norms, routers, shared experts), in this data-parallel rank's
-        shard."""
+        """Number of parameters, in this data-parallel rank's shard, of the weights that every tp rank holds whole
+        (norms, routers, shared experts)."""
         shards = Shards.of(self.job)
         own = [weight for weight, _ in self._weights() if shards_whole(weight, shards)]
         return sum(self._own(weight.shape, self.grid.fsdp) for weight in own)
@@ -181,7 +182,7 @@ class _Rank:
         return total
 
     def _gathers(self) -> dict[str, float]:
-        """How often an FSDP unit is gathered in a step, by kind of unit."""
+        """For each kind of FSDP unit, how many times a unit of this kind is gathered in a step."""
         often = repeats(self.job, self.pp)
         return {"layer": often.gathers, "head": often.gathers, "root": often.root}
 
@@ -199,8 +200,8 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes sent to sum the experts' loads over tp, over data-parallel ranks and over replicas; 0 unless the router
-        balances the loads with biases."""
+        """Bytes that a rank sends to sum the experts' loads, by axis: "tp", and "dp" for the data-parallel ranks and
+        the replicas. 0 unless the router balances the loads with biases."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -226,8 +227,8 @@ class _Rank:
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
     """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only near the
-    start and the end of a step, so this number does not grow beyond 2 `ranks` + 1 micro-batches. Other schedules split
-    all backward passes or none."""
+    start and the end of a step, so from 2 `ranks` + 1 micro-batches on, this number stays the same. Other schedules
+    split all backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

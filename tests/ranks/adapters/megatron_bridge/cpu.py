@@ -53,7 +53,8 @@ def installed() -> bool:
 
 @functools.cache
 def use_bridge_on_cpu() -> None:
-    """Replace what needs a GPU, and make `megatron.bridge.training` importable."""
+    """Replace the functions and packages that need a GPU, so that `megatron.bridge.training` can be imported and
+    run."""
     use_cpu()
     folder = _folder()
     assert folder

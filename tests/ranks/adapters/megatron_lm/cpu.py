@@ -94,8 +94,8 @@ def use_cpu() -> None:
 
 
 def _always(value: object) -> Any:
-    """A function that returns `value`; each use needs a new one, because torch's compiler keeps a table of functions by
-    identity."""
+    """Create a function that returns `value`. Each use needs its own function object, because torch's compiler keeps a
+    table of functions by identity."""
     return lambda *_, **__: value
 
 

@@ -130,7 +130,7 @@ def test_a_run_reports_an_invalid_target_at_its_start(
 def test_the_end_of_a_failed_run_is_notified_before_the_hub_ends(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
-    """When a rank dies, the launcher ends its hub at once, long before the hub would report the rank as lost."""
+    """When a rank dies, the launcher stops the hub at once, long before the hub would detect that the rank is lost."""
     own_hub.kill()
     heard = tmp_path / "heard"
     writes = f"import sys, time; time.sleep(0.5); open({str(heard)!r}, 'a').write(sys.stdin.read())"

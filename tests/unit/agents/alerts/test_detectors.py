@@ -100,7 +100,7 @@ def test_the_most_severe_alert_comes_first() -> None:
 
 
 def names_in(detector: object) -> set[str]:
-    """The names of all findings that a detector's module creates, read from its source."""
+    """The names of all findings that the detector's module can create, extracted from the source code of the module."""
     source = inspect.getsource(sys.modules[type(detector).__module__])
     return set(re.findall(r'Finding\(\s*"(\w+)"', source))
 

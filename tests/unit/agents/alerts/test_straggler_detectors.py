@@ -13,8 +13,8 @@ from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """Records of a step. Each rank works for 60 ms, or for its time in `own_ms`, and waits during the rest of
-    the step.
+    """The records of all ranks for one step. A rank works for `own_ms[rank]`, or for 60 ms without an entry, and waits
+    during the rest of the step.
     """
     return [waits(make_step(rank, step), own_ms.get(rank, 60.0)) for rank in range(WORLD)]
 
@@ -51,8 +51,8 @@ def test_peers_that_only_wait_are_no_reference() -> None:
 
 
 def test_ranks_with_popular_experts_are_not_stragglers() -> None:
-    """Ranks 0 to 3 of a stage hold the popular expert 0; the load of rank 9's expert does not explain how slow the rank
-    is."""
+    """Ranks 0 to 3 hold the popular expert 0, so they may be slow. Rank 9 is a straggler, because the load of its
+    expert is too low to explain its slowness."""
     state, straggler = RunState(), Straggler()
     for rank in range(16):
         facts = held_facts({0: [rank // 4]})

@@ -27,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def printed(runs: Path, recipe: str, *arguments: str) -> str:
-    """What the recipe prints; it must not fail or warn."""
+    """Run the recipe and return its output. The recipe must not fail or print warnings."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", recipe, NAME, *arguments],
         env=os.environ | {"PYTHONPATH": str(SOURCE), "COCKPIT_RUNS": str(runs)},

@@ -1,5 +1,5 @@
-"""Waiting for the outcome of a request, and the end of the run during the wait. The tests use a fake client without a
-hub.
+"""Waiting for the outcome of a request, also if the run ends before the outcome arrives. The tests use a fake client
+without a hub.
 """
 
 from collections.abc import Callable

@@ -83,8 +83,8 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
 
 
 def test_partial_acks_are_journalled(controller: ControlHarness) -> None:
-    """Without the journalled acks, the log of an ended run, or the log after a hub restart, would contradict earlier
-    messages."""
+    """If the journal did not contain the acks, the log of an ended run, or the log after a hub restart, would
+    contradict what the log said before."""
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     controller.ack(1, 1)

@@ -42,7 +42,8 @@ def test_pending_commands_are_settled_when_the_leader_ends(controller: ControlHa
 
 
 def test_a_waiting_command_with_a_used_revision_is_not_applied(tmp_path: Path) -> None:
-    """In a new folder, revisions begin at 1, but the run that resumes in the folder is already at revision 10."""
+    """The journal in a new folder numbers revisions from 1, but the run that resumes in this folder is already at
+    revision 10."""
     controller = ControlHarness(tmp_path / "run.db")
     controller.propose("a", EIGHT)
     controller.control.leader_began(

@@ -1,4 +1,4 @@
-"""The journal file: opened late, removed, written by an earlier release, or damaged."""
+"""The journal when its file cannot be opened, is removed or damaged, or was written by an earlier release."""
 
 import shutil
 import sqlite3

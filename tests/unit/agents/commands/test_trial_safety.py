@@ -1,4 +1,5 @@
-"""Trials end safely: no trial is lost, becomes unreadable, or runs forever."""
+"""Trials end despite errors: none is lost or runs forever, and an unreadable row in the journal does not affect
+others."""
 
 import json
 import sqlite3

@@ -42,8 +42,8 @@ class Lab(ControlHarness):
         self.update_log.publish(Board(0, self.board_revision, "d", knobs))
 
     def run(self, steps: int, ms: dict[object, float] | None = None, knob: str = "micro_batches") -> None:
-        """Run some training steps, and apply commands between them. A step takes `ms[value]` at the knob's current
-        value, or 100 ms if `ms` has no entry for it, plus noise.
+        """Run some training steps, and apply commands between them. A step takes `ms[value]` for the current value of
+        `knob`, or 100 ms if `ms` has no entry for this value, plus noise.
         """
         for _ in range(steps):
             took = (ms or {}).get(self.values[knob], 100.0) + next(NOISE)

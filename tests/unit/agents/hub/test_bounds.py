@@ -1,4 +1,4 @@
-"""Limits on the load that one peer can put on a hub and its other peers."""
+"""Limits that prevent one peer from overloading the hub or delaying its other peers."""
 
 import time
 from collections.abc import Iterator
@@ -96,8 +96,8 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
 
 
 def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
-    """The number of frames queued for a peer is bounded, even if the peer does not read or has left. For a real client,
-    the queue is already limited by the credit that the client grants.
+    """The number of frames queued for a peer is bounded, even if the peer does not read or has left. The credit that a
+    real client grants already limits its queue.
     """
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
@@ -123,8 +123,8 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a hub wakes up early and has updates for its clients, it must not sleep past the time at which it serves
-    clients next.
+    """A hub that has updates for its clients, but wakes up before it serves them next, must then wait only `FLUSH_MS`,
+    not `IDLE_MS`.
     """
     waits: list[float] = []
     early_ms = 1e12  # each round is early

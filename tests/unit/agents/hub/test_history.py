@@ -1,4 +1,4 @@
-"""A restarted hub restores the history of its run, and of no other run."""
+"""A restarted hub restores the history of its own run only."""
 
 import math
 import os
@@ -54,7 +54,8 @@ def texts(client: Client) -> list[str]:
 
 @pytest.fixture
 def run(own_hub: HubProcess, opened: Opened) -> Fleet:
-    """Ranks with twenty recorded steps, an event and a change. At the end their hub is killed."""
+    """Four ranks whose hub has recorded at least twenty steps, an event and an applied change, and has then been
+    killed."""
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4)

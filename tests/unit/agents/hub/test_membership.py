@@ -20,7 +20,7 @@ def membership() -> Membership:
 
 
 def on(membership: Membership, identity: bytes, rank: int) -> Known:
-    """The entry to which the hub assigns messages of `rank` that arrive on the connection `identity`."""
+    """The membership entry for `rank` on the connection `identity`."""
     connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]

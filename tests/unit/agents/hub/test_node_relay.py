@@ -1,4 +1,5 @@
-"""The relay of a node: which jobs use one, and how ranks continue when it does not start, dies, or ends."""
+"""Node relays: which jobs use relays, and how ranks continue when the relay of their node cannot start, is killed, or
+ends."""
 
 import sys
 from collections.abc import Mapping
@@ -98,7 +99,8 @@ class NodeOfTwo:
 
 @pytest.fixture(autouse=True)
 def short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets of tests that run at the same time are in different folders."""
+    """Gives each test its own torchrun run ID, so that tests that run at the same time have their sockets in different
+    folders."""
     monkeypatch.setitem(TORCHRUN, "TORCHELASTIC_RUN_ID", str(tmp_path))
 
 

@@ -72,7 +72,8 @@ def test_a_reconnected_rank_gets_the_request_again() -> None:
 
 
 def test_ranks_behind_one_relay_share_a_request() -> None:
-    """One message for each of 1024 ranks would exceed the queue of the relay's socket, which drops the rest."""
+    """With a separate message for each of 1024 ranks, the queue of the relay's socket would overflow and drop
+    messages."""
     leases = SamplingLeases()
     leases.ask(b"a", Sample(["peers"], 60.0), 0.0)
     behind = dict.fromkeys(range(100), b"relay") | {100: b"own"}

@@ -27,7 +27,7 @@ WORLD = 4
 
 
 class Harness:
-    """Four ranks; rank 2 has an older agent. `told` lists the messages sent, with their receivers."""
+    """Four ranks; rank 2 has an older agent. `told`: the sent messages, each with its recipient."""
 
     def __init__(self) -> None:
         self.told: Told = []

@@ -1,4 +1,4 @@
-"""The update log: sequence numbers, its bounds, and the frames that a client receives."""
+"""The update log: its sequence numbers, its limits, and the frames that each client receives."""
 
 import pytest
 from msgspec import structs
@@ -19,7 +19,7 @@ from tests.unit.agents.fleet import make_hello, make_step
 
 
 class Wire:
-    """Receives the frames that `Subscribers` sends; refuses them unless `open` is true."""
+    """A fake socket that records the frames sent by `Subscribers`. `open`: whether the socket accepts frames."""
 
     def __init__(self) -> None:
         self.open = True

@@ -22,7 +22,7 @@ WORLD = 8
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Client]:
-    """A client of a job that hangs or is about to hang."""
+    """A client of the job `hanging.py`, which hangs at step 20."""
     job = subprocess.Popen(
         [sys.executable, str(HANGING), str(WORLD), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},

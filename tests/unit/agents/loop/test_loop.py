@@ -208,7 +208,7 @@ def test_a_single_rank_votes_alone_and_reports_a_failing_apply(
 
 
 class Around:
-    """An `agree=` function for ranks in threads."""
+    """Provides the `agree=` functions of ranks that are threads of one process."""
 
     def __init__(self, world: int) -> None:
         self._barrier, self._said = threading.Barrier(world, timeout=DEADLINE_S), [b""] * world

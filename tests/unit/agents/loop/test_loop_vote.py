@@ -1,4 +1,5 @@
-"""The ranks' vote at the end of a loop's step: a rank takes part in the exchange even if something fails on it."""
+"""The vote of the ranks at the end of a step: a rank votes even if the program's functions, the log or the agent fail
+on this rank."""
 
 import logging
 import threading
@@ -22,7 +23,7 @@ class Wordless(Exception):
 
 
 class Abandoned(BaseException):
-    """A BaseException that is not an Exception, like those with which frameworks cancel work."""
+    """A BaseException that is not an Exception, like those that frameworks raise to cancel work."""
 
 
 @pytest.mark.parametrize(
@@ -109,8 +110,8 @@ def test_one_vote_against_stops_the_change_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("error", [Wordless(), ValueError("caf\udce9 \0"), Abandoned()])
 def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
-    """The other ranks wait for this rank's vote, so it must vote even if the program's own check of the value
-    raises."""
+    """The other ranks wait for this rank's vote, so the rank must vote even if the program's function for the knob's
+    legal values raises an error."""
     import msgspec
 
     def legal(_: object) -> Legal:

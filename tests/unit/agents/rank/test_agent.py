@@ -1,5 +1,5 @@
-"""The agent without a hub, or with a hub that sends nothing: its queue is bounded, it never blocks, and it remembers
-commands.
+"""The agent without a hub, or with a hub that sends nothing: its queue is bounded, its calls never block, and a command
+that arrives twice is applied once.
 """
 
 import threading
@@ -47,7 +47,8 @@ def drained(outbox: Outbox) -> list[protocol.AnyMessage]:
 
 
 class SilentHub:
-    """A ROUTER socket that receives from one agent and sends only what the test gives it."""
+    """A stand-in for a hub: a ROUTER socket that receives from one agent and sends only the messages that the test
+    passes to it."""
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/ranks"
@@ -58,7 +59,7 @@ class SilentHub:
         self._peer = b""
 
     def hear(self, *kinds: type[protocol.Message], count: int) -> list[protocol.AnyMessage]:
-        """Wait for the next `count` messages of these kinds."""
+        """Wait until at least `count` messages of these kinds have arrived, and return them."""
         heard: list[protocol.AnyMessage] = []
         deadline = time.monotonic() + DEADLINE_S
         while len(heard) < count:

@@ -19,7 +19,7 @@ PULSE = Pulse(3, 7, "all-reduce", 1.0)
 
 
 class Trainer:
-    """A thread that waits `depth` calls deep, like a training thread in a collective."""
+    """A thread that blocks inside `depth` nested calls, like a training thread in a collective."""
 
     def __init__(self, depth: int = 0) -> None:
         self.release, self.ready = threading.Event(), threading.Event()

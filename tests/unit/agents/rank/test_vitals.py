@@ -1,5 +1,5 @@
-"""Vitals (sensor values of a rank's GPU and host): the right GPU is read, and a missing GPU or value is never replaced
-by another. The tests use a fake NVML module."""
+"""Vitals (sensor values of a rank's GPU and host): each rank reads its own GPU, and a GPU or value that cannot be read
+is reported as missing. The tests use a fake NVML module."""
 
 import sys
 from types import ModuleType
@@ -21,7 +21,8 @@ UNEQUAL = Device("GPU-dddd-4", name="NVIDIA A100-SXM4-80GB", gpu=40)
 
 
 def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ: str) -> str:
-    """The UUID of the device that is read. Each device has a different utilization, by which it is recognised."""
+    """The UUID of the device that is read. The device is identified by its utilization, which differs between the
+    devices."""
     percent = Gpu(FakeNvml(*devices), device, environ).read()["device_percent"]
     return next(one.uuid for one in devices if one.gpu == percent)
 

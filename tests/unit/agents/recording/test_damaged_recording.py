@@ -1,4 +1,4 @@
-"""The recording is damaged, removed, or not a recording at all."""
+"""Recordings that are damaged or removed, and files that are not recordings."""
 
 import random
 import re
@@ -154,7 +154,8 @@ def test_a_changed_column_is_reported_where_a_position_is_searched(recorded: Pat
 
 
 def test_a_position_is_found_although_a_page_is_damaged(make_run: MakeRun) -> None:
-    """SQLite cannot search a table with an unreadable page; the position is then found in the rows that can be read."""
+    """SQLite cannot search a table that has an unreadable page; the reader then finds the position in the rows that it
+    can still read."""
     run = make_run(segment_bytes=4000)
     run.begin()
     for _ in range(24):
@@ -205,8 +206,8 @@ def test_the_columns_of_the_tests_are_all_columns() -> None:
 @pytest.mark.parametrize("table", ["segments", "feed"])
 @pytest.mark.parametrize("where", ["MIN", "MAX"])
 def test_a_row_that_only_the_index_has_is_reported(recorded: Path, table: str, where: str) -> None:
-    """If a page is damaged, any of its rows can be lost. The test deletes a row from the table but not from the table's
-    index."""
+    """Damage to a page of the table can remove any row of this page but leave the row in the index. The test therefore
+    deletes a row from the table but not from the table's index."""
     index = {"segments": "segments_by_epoch", "feed": "feed_by_segment"}[table]
     with closing(sqlite3.connect(recorded, isolation_level=None)) as db:
         (definition,) = db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()

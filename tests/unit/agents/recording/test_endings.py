@@ -18,7 +18,8 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def tape(path: Path, *starts: tuple[str, list[Update]]) -> Path:
-    """A recording by several hub processes, each of which recorded a snapshot at its start."""
+    """Write a recording made by several hub processes. Each item of `starts` has the epoch of one process and the
+    snapshot with which this process began."""
     told = RecordingWriter(path, 1 << 30, 1 << 30)
     for epoch, updates in starts:
         told.begin(epoch, 0, 0.0, None, False, list(map(codec.pack, updates)))

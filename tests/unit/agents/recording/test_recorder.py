@@ -1,4 +1,4 @@
-"""The recorder: what is kept, thinned and deleted, and what happens at a gap."""
+"""The recorder: which updates it keeps, thins and deletes, and how it continues after a gap in the updates."""
 
 from copy import copy
 from pathlib import Path
@@ -185,7 +185,7 @@ def test_a_disk_failure_is_reported_once_and_retried(
 def test_a_failed_write_is_not_blamed_on_an_earlier_hub(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction that failed because the disk was full leaves an incomplete write-ahead log."""
+    """A transaction that fails on a full disk leaves an incomplete write-ahead log."""
     opened_files: list[Path] = []
 
     class Full(RecordingWriter):

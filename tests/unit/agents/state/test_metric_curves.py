@@ -1,4 +1,5 @@
-"""A metric's curve: buckets of equal width that depend only on the values and not on the order in which they arrive."""
+"""The curve of a metric has buckets of equal width, which depend only on the metric's values and not on their order of
+arrival."""
 
 import math
 from copy import copy

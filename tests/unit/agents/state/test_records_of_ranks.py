@@ -1,5 +1,5 @@
-"""Rank records in a run's state take little memory: long records stay encoded, and equal `facts` of hellos are stored
-once."""
+"""The records of ranks in a run's state take little memory: long records stay encoded, and if several hellos have equal
+`facts`, these are stored once."""
 
 import copy
 

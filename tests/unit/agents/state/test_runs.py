@@ -1,4 +1,5 @@
-"""Run folders and sockets: a live run is found; for any other run there is a one-sentence error message."""
+"""Finding a run by its folder and sockets: a live run is found, and for any other run, the error message is one
+sentence."""
 
 import os
 import subprocess

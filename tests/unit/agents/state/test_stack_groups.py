@@ -1,4 +1,5 @@
-"""Stacks of ranks: equal stacks form a group, and one sentence names the rank that differs and its line."""
+"""Ranks are grouped by equal stacks, and one sentence names the rank whose stack differs and the line of code where
+this rank is."""
 
 import pytest
 

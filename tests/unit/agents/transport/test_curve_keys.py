@@ -1,5 +1,5 @@
-"""Key files and the list of keys: if they are not private or not valid, they are rejected with a one-sentence error
-message."""
+"""Key files and the list of keys: a file that other users can access, or that is malformed, is rejected with a
+one-sentence error message."""
 
 import errno
 import os
@@ -77,8 +77,8 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
 def test_the_list_stays_readable_with_any_number_of_keys(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list that an older release has written is also readable, although that release never removed revoked keys. A
-    revocation always fits into the list.
+    """Lists written by older releases, which never removed revoked keys, remain readable. A key can always be revoked,
+    even if the list is full.
     """
 
     def write_list(rows: list[Listed]) -> None:

@@ -1,4 +1,5 @@
-"""A wrapped program: its processes' environment, its steps, its knobs; an error in `cockpit wrap` must not break it."""
+"""`cockpit wrap`: the environment of the wrapped program, its reported steps and its knobs; an error in the cockpit's
+code must not break the program."""
 
 import os
 import subprocess
@@ -93,8 +94,8 @@ def training(steps: int, accumulation: int = 1, rates: list[float] | None = None
 
 
 class Watched:
-    """A `Watch` of this process. `sent`: the messages and acks that the agent sends after the process has joined a
-    run."""
+    """Monitors this process with a `Watch`, as `cockpit wrap` does. `sent`: the messages and acks that the agent sends
+    after the process has joined a run."""
 
     def __init__(self) -> None:
         self.hooks = Hooks()
@@ -252,7 +253,7 @@ def test_a_phase_inside_another_counts_once() -> None:
 
 
 class SharedStore(StoreRanks):
-    """A rank's access to the store `values`, which it shares with the other ranks; each rank is a thread of this
+    """One rank's access to the key-value store `values`, which all ranks share. Each rank is a thread of this
     process."""
 
     def __init__(self, rank: int, world: int, values: dict[str, bytes], closing: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Every export, read back by the library that uses it."""
+"""Tests of all exports, each read back by a library that reads its format."""
 
 import contextlib
 import csv

@@ -69,8 +69,8 @@ def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture
 
 
 def test_snapshot_begins_like_the_screen(capsys: pytest.CaptureFixture[str], picture: Store) -> None:
-    """The first line has the run's state word and the headline of the diagnosis; its glyph shows the more severe level
-    of these two."""
+    """The first line contains the run's state and the headline of the diagnosis, and begins with the glyph of the more
+    severe of their two levels."""
     state = state_field(picture)
     assert state.level is Level.BAD and " · " in state.text
     assert headless.snapshot("r", None, as_json=False) == 0
@@ -94,7 +94,7 @@ def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_line_is_printed_through_the_printing_module() -> None:
-    """Only Textual's screen and the bytes of an export are written in another way."""
+    """Only Textual's screen and the bytes of exports are not written through printing.py."""
     package = Path(cockpit.__file__).parent
     direct = re.compile(r"\bprint\(|std(out|err)\.write\(")
     found = {path.name for path in package.rglob("*.py") if direct.search(path.read_text())}

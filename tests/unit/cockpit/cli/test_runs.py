@@ -27,7 +27,7 @@ GONE = [Gone(rank, clean=True) for rank in range(2)]
 
 
 def record(folder: Path, *updates: Update, simulated: bool = False, steps: int = 5) -> Path:
-    """A recording of a run with two ranks; `updates` are the last recorded updates."""
+    """Write a recording of a run with two ranks; `updates` are recorded last."""
     folder.mkdir(parents=True, exist_ok=True)
     log = UpdateLog()
     recorder = Recorder(

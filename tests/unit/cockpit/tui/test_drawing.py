@@ -1,4 +1,5 @@
-"""Lines, grid layouts and curves: exact widths, every rank drawn once, no missing value drawn as zero."""
+"""Tests of drawn lines, grid layouts and curves: widths are exact, every rank is drawn once, and no missing value is
+drawn as zero."""
 
 import math
 

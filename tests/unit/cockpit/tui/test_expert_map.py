@@ -1,4 +1,4 @@
-"""How layers and experts share the cells of the expert map."""
+"""Tests how the cells of the expert map are divided among layers and experts."""
 
 import pytest
 

@@ -26,7 +26,8 @@ def played(thinned: bool = False, steps: int = 10) -> Store:
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 @pytest.mark.parametrize("thinned", [False, True])
 def test_the_position_and_its_note_fit_the_line(width: int, thinned: bool) -> None:
-    """The note that no rank has records must not reach beyond the right edge."""
+    """For a thinned recording, the note that it has no rank records must not extend beyond the right edge of the
+    line."""
     text = scrub_line(played(thinned), width, COLOURS).strip(width, COLOURS.text).text.rstrip()
     assert text.endswith("0:30 / 15:15" + " · no rank records" * thinned)
     assert ("●" in text) is (width > 80 or not thinned)

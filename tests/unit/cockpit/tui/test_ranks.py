@@ -1,5 +1,5 @@
-"""The drawn panels of the ranks screen: the rank grid by node and what its colours compare, the rank-by-step panel, the
-inspector and the list of metrics."""
+"""Tests the panels of the ranks screen as drawn: the rank grid by node and the meaning of its colours, the rank-by-step
+panel, the inspector and the list of metrics."""
 
 from dataclasses import replace
 

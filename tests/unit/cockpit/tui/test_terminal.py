@@ -1,4 +1,4 @@
-"""A closed terminal ends the cockpit and never blocks it."""
+"""Tests that a closed terminal ends the cockpit and never blocks it."""
 
 from io import StringIO
 

@@ -29,7 +29,7 @@ SIXTEEN = [name for name, hues in HUES.items() if hues.depth is Depth.SIXTEEN]
 
 
 def of_text(colours: Palette) -> Iterator[tuple[str, Style]]:
-    """Every style in which a panel writes text."""
+    """Yields every style in which panels write text, with its name."""
     for role in ("text", "strong", "dim", "faint", "accent", "curve", "curve_alt", "mark", "cursor"):
         yield role, getattr(colours, role)
     for role in ("forward", "backward", "weight", "deviation_text"):

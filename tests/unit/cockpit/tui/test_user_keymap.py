@@ -14,8 +14,8 @@ ROOT = Path(cockpit.__file__).parent.parent
 
 
 def test_every_action_has_a_key_of_its_own_in_every_place() -> None:
-    """A panel may rebind enter and escape. A panel may rebind another action's key only if that action keeps at least
-    one other key."""
+    """A panel may give enter and escape a meaning of its own. A panel may rebind another action's key only if that
+    action keeps at least one other key."""
     shadowed: dict[tuple[str, str], set[str]] = {}
     for one in conflicts({}):
         shadowed.setdefault((one.place, one.first), set()).add(one.key)

@@ -202,7 +202,7 @@ def test_a_new_run_in_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> No
 
 
 def test_resume_from_elsewhere_into_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> None:
-    """Otherwise the run would prune the checkpoints that are already in the folder."""
+    """If such a resume were allowed, the run would prune the checkpoints that are already in its folder."""
     for run in ("a", "b"):
         save(tmp_path / run / "checkpoints", 2)
     with pytest.raises(
@@ -308,7 +308,8 @@ def test_changed_knobs_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_repeating_the_command_undoes_no_change(tmp_path: Path) -> None:
-    """An operator's change also survives the second restart, when the checkpoint is from a resumed run."""
+    """If the command repeats the knob value with which the run was started, an operator's later change is kept; a
+    different value in the command takes effect."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})

@@ -63,7 +63,7 @@ def check(kind: str, name: str, ranks: int, elements: int, dtype: torch.dtype, n
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind} {name}" for kind, name in CASES])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_an_algorithm_is_exact_and_sends_the_bytes_of_its_formula(kind: str, name: str, ranks: int) -> None:
-    """The sizes are below, at and above the number of ranks; not all are divisible by it."""
+    """The buffer sizes are below, at and above the number of ranks, and not all are multiples of it."""
     for node in nodes_of(ranks) if name == "hierarchical" else [None]:
         for elements in (1, ranks - 1, ranks, 4 * ranks, 4 * ranks + 3):
             check(kind, name, ranks, elements, DTYPES[elements % 3], node)
@@ -91,7 +91,8 @@ def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: i
 
 @pytest.mark.parametrize(("ranks", "node"), [(8, 4), (8, 2), (6, 3), (12, 4)])
 def test_hierarchical_bytes_by_level_are_those_of_the_planner(ranks: int, node: int) -> None:
-    """Text D, section 3.6, and `sent_by_level`: 2 n (r-1)/r inside a node, 2 n/r (N-1)/N between nodes."""
+    """According to text D, section 3.6, and `sent_by_level`, a rank sends 2 n (r-1)/r inside a node and 2 n/r (N-1)/N
+    between nodes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1.0, {"fp32": 1.0}, ""),
@@ -122,7 +123,8 @@ def test_no_algorithm_sends_less_than_the_bandwidth_optimum(ranks: int) -> None:
 
 
 def ring_sum(given: list[Tensor]) -> Tensor:
-    """The sum that a ring computes: for part c, it starts at rank c + 1 and ends at rank c."""
+    """The sum as a ring computes it: the partial sum of part c starts at rank c + 1, passes every rank in order, and
+    ends at rank c."""
     ranks = len(given)
     return torch.cat(
         [
@@ -184,7 +186,7 @@ def test_sums_have_the_stated_order_and_are_the_same_bits_on_every_rank(
 
 
 def test_the_orders_differ() -> None:
-    """If two orders gave equal sums, the test above could not distinguish them."""
+    """The orders of addition must give different sums; otherwise the test above could not distinguish them."""
     given = inputs(5, 37, torch.bfloat16)
     sums = [order(given) for order in ORDERS.values()]
     assert not any(sums[a].equal(sums[b]) for a in range(len(sums)) for b in range(a))

@@ -1,5 +1,5 @@
-"""Reports of `engine collectives` for given times, the files that it writes, and its error messages. Starts no
-ranks."""
+"""Tests the reports of `engine collectives` for given measured times, the files that it writes, and its error messages.
+The tests start no ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def test_noise_widens_the_interval_around_the_estimate() -> None:
 
 
 def test_sizes_of_the_crossover_are_those_of_the_formulas() -> None:
-    """With eight ranks, doubling takes 3 (alpha + n beta), and halving-doubling takes 6 alpha + 2 x 7/8 n beta. The
+    """With eight ranks, doubling takes 3 (alpha + n beta), and halving-doubling takes 6 alpha + 2 x 7/8 n beta. The two
     times are equal at n = 3 alpha / (1.25 beta). A ring sends the same number of bytes as halving-doubling but needs
     more steps, so it is never chosen."""
     bands = [

@@ -29,7 +29,7 @@ class ThreadTransport:
 
 
 def on_ranks(ranks: int, work: Callable[[Port], T]) -> list[T]:
-    """Run `work` on each of `ranks` ranks. Every message must have been received at the end."""
+    """Run `work` on each of `ranks` ranks, then check that every message has been received."""
     queues: dict[tuple[int, int], Queue[Tensor]] = {
         (one, other): Queue() for one in range(ranks) for other in range(ranks)
     }

@@ -160,7 +160,8 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
     ],
 )
 def test_values_that_a_refusal_calls_legal_are_accepted(override: str, ways: list[str]) -> None:
-    """The error message lists each of these alternatives, and each one makes the layout legal."""
+    """Checks that the error message names the key of each alternative in `ways`, and that each alternative makes the
+    layout legal."""
     overrides = ["grid.ep=1", "knobs.micro_batches=2", *override.split()]
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, overrides)

@@ -16,7 +16,7 @@ STEPS, WARMUP, END, DECAY, LR = 40, 5, 0.1, 12, 3e-3
 
 
 def torch_rates(name: str) -> list[float]:
-    """The learning rate of each step, from PyTorch's own schedulers, which `SequentialLR` runs one after the other."""
+    """The learning rate of each step according to PyTorch's own schedulers, chained with `SequentialLR`."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     rest = STEPS - WARMUP
     parts: dict[str, list[tuple[LRScheduler, int]]] = {

@@ -39,8 +39,8 @@ def gpt_job(layers: int, d_model: int, heads: int, batch: int) -> Job:
     ("layers", "d_model", "heads", "batch"), [(24, 2304, 24, 512), (105, 20480, 128, 280)]
 )
 def test_formulas_for_gpt(layers: int, d_model: int, heads: int, batch: int) -> None:
-    """Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, appendix A, equations 7-9. Both papers count all
-    keys instead of the causal half."""
+    """Compares the FLOPs with Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, appendix A, equations
+    7-9. Both papers count all keys of a query instead of only the half that the causal mask leaves visible."""
     job = gpt_job(layers, d_model, heads, batch)
     s, V, each = 2048, 51200, batch * 2048 * layers * d_model**2
     model = 72 * each * (1 + s / (6 * d_model) + V / (12 * layers * d_model))
@@ -55,12 +55,12 @@ def test_formulas_for_gpt(layers: int, d_model: int, heads: int, batch: int) -> 
 
 
 def test_published_flops_of_deepseek_v3() -> None:
-    """arXiv 2505.09343, table 2: DeepSeek-V3 trains with 250 GFLOPs per token at 4096 tokens."""
+    """Training DeepSeek-V3 takes 250 GFLOPs per token at a sequence length of 4096 (arXiv 2505.09343, table 2)."""
     assert token_flops(replace(models.DEEPSEEK_V3, mtp_layers=0), 4096) / 1e9 == pytest.approx(250, rel=0.02)
 
 
 def test_published_flops_of_llama_405b() -> None:
-    """arXiv 2505.09343, table 2: LLaMA-405B trains with 2448 GFLOPs per token, DeepSeek-V2 with 155."""
+    """Training takes 2448 GFLOPs per token for LLaMA-405B, and 155 for DeepSeek-V2 (arXiv 2505.09343, table 2)."""
     assert token_flops(models.LLAMA3_405B, 4096) / 1e9 == pytest.approx(2448, rel=0.02)
     assert token_flops(models.DEEPSEEK_V2, 4096) / 1e9 == pytest.approx(155, rel=0.05)
 

@@ -31,7 +31,8 @@ def layer_bytes(job: Job) -> float:
 @pytest.mark.parametrize("t", [1, 2, 8])
 @pytest.mark.parametrize(("s", "b"), [(2048, 1), (1024, 4)])
 def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
-    """Korthikanti et al. 2022 (arXiv 2205.05198), equations 1, 2, 4 and 6, and section 5: bytes of a layer."""
+    """Compares the bytes of a layer with equations 1, 2, 4 and 6 and section 5 of Korthikanti et al. 2022 (arXiv
+    2205.05198)."""
     h, a = 12288, 96
     job = replace(GPT3_JOB, seq_len=s, micro_batch=b, grid=Grid(tp=t))
     sbh, scores = s * b * h, 5 * a * s / h
@@ -43,8 +44,9 @@ def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
 
 
 def test_first_stage_of_korthikanti() -> None:
-    """Section 4.3: the first 1F1B stage keeps the activations of p micro-batches for its L / p layers. These
-    activations take as much memory as those of one micro-batch for all L layers."""
+    """According to section 4.3 of Korthikanti et al. 2022, the first 1F1B stage keeps the activations of p
+    micro-batches for its L / p layers. These activations take as much memory as those of one micro-batch for all L
+    layers."""
     job = replace(GPT3_JOB, grid=Grid(pp=8, tp=8))
     first = plan_memory(job).ranks[0].activations
     layers = 96 * layer_bytes(job)
@@ -88,7 +90,7 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
     """The largest total size of the micro-batches in flight, found by executing a schedule one action after another. A
-    micro-batch on the n-th stage of this rank has the size `weights[n]`."""
+    micro-batch on stage n of the pipeline has the size `weights[n]`."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):

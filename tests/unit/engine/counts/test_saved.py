@@ -1,5 +1,5 @@
-"""Compares the bytes that the planner expects a forward pass to save for backward with the storages that a forward pass
-leaves alive."""
+"""Compares the number of bytes that the planner expects a forward pass to save for the backward pass with the size of
+the tensor storages that are still alive after a forward pass."""
 
 import pytest
 import torch

@@ -281,8 +281,8 @@ def test_configuration_of_deepseek_v2() -> None:
 
 
 def test_activations_of_7b_take_50_to_200_gb() -> None:
-    """D 1.2, figure: 50 to 200 GB is right for 3 to 8 sequences of 2,048 tokens, without recompute and with unfused
-    attention."""
+    """The 50 to 200 GB of activations in the figure of D 1.2 are right for 3 to 8 sequences of 2,048 tokens, without
+    recompute and with unfused attention."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
@@ -305,8 +305,9 @@ def test_recompute_saves_what_c_says_and_more() -> None:
 
 
 def test_seventy_billion_on_256_devices() -> None:
-    """Text B, exercise: 256 devices of 80 GB, 70B parameters (140 GB in fp16). With TP 2 the weights fit. TP 2 x PP 4
-    leaves 32 replicas, and their state needs ZeRO: a device holds 16 N / 8 = 140 GB without it, 51 GB with stage 1."""
+    """An exercise of text B has 256 devices of 80 GB and a model of 70B parameters (140 GB in fp16). With TP 2 the
+    weights fit. TP 2 x PP 4 leaves 32 replicas, whose state fits only with ZeRO: without ZeRO a device holds 16 N / 8 =
+    140 GB of state, with stage 1 it holds 51 GB."""
     model = models.LLAMA2_70B
     assert ceil(2 * total(model) / (80 * GB)) == 2
     grid = Grid(pp=4, tp=2, dp_shard=32)
@@ -317,8 +318,9 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """D 6.2 and A: training takes 6 N FLOPs per token. For GPT-3 this is exact if N leaves out the embedding lookups
-    and causal attention adds 6 s h for each layer."""
+    """According to D 6.2 and A, training takes 6 N FLOPs per token. For GPT-3 this is exact if N counts only the
+    weights of matrix products, including those of the output head, and 6 s h is added per layer for causal
+    attention."""
     parts = by_part(models.GPT3)
     matrices = parts["mixer"] + parts["dense"] - 96 * 9 * 12288 + parts["embedding"] - 2048 * 12288
     assert token_flops(models.GPT3, 2048) == 6 * matrices + 6 * 96 * 2048 * 12288

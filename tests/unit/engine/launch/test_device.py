@@ -137,7 +137,7 @@ def test_a_step_stays_on_its_device(kind: str) -> None:
 
 
 def held_by(stage: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, bool]]:
-    """All tensors of a stage: (module, name, values, whether it is a parameter)."""
+    """All tensors of a stage, each as a tuple (module, name, values, whether it is a parameter)."""
     parameters = [
         (m, n, p.detach(), True) for m in stage.modules() for n, p in m.named_parameters(recurse=False)
     ]

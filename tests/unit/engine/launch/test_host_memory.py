@@ -30,7 +30,7 @@ print((resident() - before) / OWN_PAGES)
 
 
 def kept(mode: str) -> float:
-    """Of 8 freed blocks, the number whose memory the process keeps."""
+    """How many of 8 freed blocks the process keeps in memory."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     return float(ended.stdout)

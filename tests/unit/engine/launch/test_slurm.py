@@ -1,4 +1,4 @@
-"""The rendezvous of a Slurm job step's ranks, and whether Slurm has started a job again."""
+"""Tests the rendezvous of the ranks of a Slurm job step, and the check whether Slurm has restarted a job."""
 
 import pytest
 

@@ -118,7 +118,8 @@ def test_a_stream_already_redirected_to_the_log_is_not_written_twice(tmp_path: P
 
 
 def test_a_pipe_or_a_link_is_not_used_as_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Opening the pipe does not block, and the link's target is not created."""
+    """Opening a named pipe in place of the log does not block, and the target of a symbolic link in its place is not
+    created."""
     pipe, link, other = tmp_path / "pipe", tmp_path / "link", tmp_path / "other"
     pipe.mkdir()
     link.mkdir()

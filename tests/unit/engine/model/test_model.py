@@ -252,7 +252,8 @@ def test_targets_below_zero_are_ignored() -> None:
 def test_the_loss_takes_a_chunk_of_tokens_at_a_time(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks do not change the values. In addition to the logits, at most two chunks in fp32 exist at a time."""
+    """Computing the loss in chunks changes neither the loss nor its gradient. In addition to the logits, at most two
+    chunks in fp32 exist at a time."""
     tokens, vocabulary, chunk = 1000, 512, 8192
     start = torch.randn(4, tokens // 4, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
     targets = torch.arange(tokens).view(4, -1) % (vocabulary + 1) - 1  # -1: ignored

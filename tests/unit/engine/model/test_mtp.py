@@ -39,7 +39,7 @@ def stage(layout: Layout) -> Stage:
 
 @pytest.fixture
 def text() -> Tensor:
-    """Sequences of 24 tokens, each followed by one more token, which is the target of the last one."""
+    """Sequences of 25 tokens: 24 input tokens, and one more token, the target of the last input token."""
     return torch.randint(0, 256, (3, 25), generator=torch.Generator().manual_seed(5))
 
 
@@ -94,7 +94,7 @@ def test_without_targets_only_the_next_token_is_predicted(stage: Stage, text: Te
 
 
 def test_targets_end_with_the_sequence_and_the_document() -> None:
-    """Two documents, 10 11 12 and 20 21 22, and the first token of a third one."""
+    """The sequence consists of two documents, 10 11 12 and 20 21 22, and the first token of a third one."""
     tokens = torch.tensor([[10, 11, 12, 20, 21, 22, 30]])
     starts = torch.tensor([[0, 0, 0, 3, 3, 3]])
     assert further_targets(tokens[:, 1:], 2).tolist() == [

@@ -161,8 +161,8 @@ def test_initial_values_depend_on_name_and_seed() -> None:
 def test_other_peoples_files_and_messages_run_no_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A layout from a checkpoint, from a re-layout or from rank 0's message does not decide which module is
-    imported."""
+    """A layout from a checkpoint, from a re-layout or from rank 0's message cannot make the engine import the module
+    that it names."""
     foreign = layout("model.implementation=foreign_module:Name")
     with pytest.raises(LayoutError, match="is not the built-in model; legal for engine sample: transformer"):
         sampling_layout(foreign, [])

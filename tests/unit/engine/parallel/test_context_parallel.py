@@ -115,7 +115,7 @@ def test_half_precision_stays_near_fp64(method: str, device: str) -> None:
 
 
 def near_the_truth(method: str, device: str) -> None:
-    """Compare output and gradients in bf16 on 4 ranks with fp64 on one rank."""
+    """Compares the output and the gradients in bf16 on 4 ranks with those in fp64 on one rank."""
     whole = inputs(1, 4, 2, 64, torch.bfloat16)
 
     def rank(axis: ThreadAxis) -> list[Tensor]:
@@ -136,8 +136,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects strides, so this test passes it
-    the log-sum-exp as a view of the same memory with contiguous strides."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects them, so this test imitates the
+    CUDA kernel: it passes a view of the log-sum-exp's memory with contiguous strides to the CPU kernel."""
     kernel = flash_attention.backward
 
     def by_pointer(
@@ -206,8 +206,8 @@ def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.Monk
 def test_blocks_merge_to_the_whole(
     device: str, dtype: torch.dtype, G: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compares attention that is computed over two blocks of keys, one of them causal, and then merged, with torch's
-    attention. `plain` tests the path without a fused kernel."""
+    """Computes attention over two blocks of keys, the second of them causal, merges the results, and compares them with
+    torch's attention over all keys. `plain` tests the path without a fused kernel."""
     monkeypatch.setattr(flash_attention, "ROWS", 5)
     forward = flash_attention.plain_forward if plain else flash_attention.forward
     backward = flash_attention.plain_backward if plain else flash_attention.backward

@@ -61,7 +61,7 @@ def test_reordered_rows_have_the_gradient_of_a_gather() -> None:
 
 
 def test_sums_are_in_fp32() -> None:
-    """A sum in bf16 would round 256 + 1 to 256. The weights stay in fp32 too."""
+    """Outputs and gradients are bf16 but are summed in fp32, because a sum in bf16 would round 256 + 1 to 256."""
     torch.set_default_dtype(torch.float32)
     dispatch = plan_dispatch(torch.tensor([[0, 1, 2]]), None, Placement([], range(E)))
     outputs = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)

@@ -142,7 +142,7 @@ def test_torch_counts_the_same(overrides: list[str]) -> None:
 
 
 def split_attention(counter: FlopCounterMode) -> tuple[int, int]:
-    """FLOPs without attention, and FLOPs of attention."""
+    """The FLOPs of all operations except attention, and the FLOPs of attention."""
     counts = counter.get_flop_counts()["Global"]
     attention = sum(n for op, n in counts.items() if "bmm" in str(op))
     return sum(counts.values()) - attention, attention

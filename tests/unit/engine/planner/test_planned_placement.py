@@ -47,8 +47,8 @@ def test_the_maximum_load_never_grows(goal: str, case: tuple[Map, Sent]) -> None
 
 @given(case=cases())
 def test_the_maximum_load_is_within_a_third_of_the_optimum(case: tuple[Map, Sent]) -> None:
-    """Graham proved the bound of 4/3 for ranks that may have different numbers of experts. The bound also holds for two
-    ranks with equal numbers of experts (checked by search)."""
+    """Graham proved the bound of 4/3 for ranks that may have different numbers of experts. For two ranks with equal
+    numbers of experts, the bound was checked by search."""
     now, sent = case
     if len(sent) != 2:
         return

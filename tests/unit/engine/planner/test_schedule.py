@@ -26,7 +26,8 @@ LEGAL = [
 
 
 class Recorded:
-    """A stage that only records the actions that a torch schedule with one stage per rank runs."""
+    """A fake stage for PyTorch's pipeline schedules with one stage per rank; it only records the forward and backward
+    passes that the schedule runs."""
 
     def __init__(self, stage: int, stages: int):
         self.stage_index, self.num_stages = stage, stages

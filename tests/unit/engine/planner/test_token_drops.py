@@ -1,5 +1,5 @@
-"""Compares the expected number of (token, expert) pairs dropped at a capacity with a simulation in which tokens choose
-experts at random."""
+"""Compares the expected number of dropped (token, expert) pairs for a given expert capacity with a simulation in which
+tokens choose experts at random."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ SEQUENCES, TOKENS, EXPERTS, TOP_K = 64, 128, 8, 2
 
 
 def drawn(most: int, skew: float) -> tuple[list[list[int]], int]:
-    """The expert loads of a step in which each token chooses its experts independently, and the number of pairs dropped
-    if each expert takes at most `most` pairs of a sequence."""
+    """Draws the expert loads of a step in which each token chooses its experts independently. Returns the loads, and
+    the number of pairs dropped if each expert takes at most `most` pairs of a sequence."""
     rng = np.random.default_rng(3)
     share = np.linspace(1 + skew, 1 - skew, EXPERTS)
     counts = rng.multinomial(TOKENS * TOP_K, share / share.sum(), size=SEQUENCES)

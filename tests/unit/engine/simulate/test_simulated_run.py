@@ -56,7 +56,7 @@ def running(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[by
 
 
 def hub(folder: Path, after: str = "") -> HubFile:
-    """Wait until hub.json is that of a hub whose epoch is not `after`, and return its content."""
+    """Wait until hub.json describes a hub whose epoch differs from `after`, and return its content."""
     for _ in range(600):
         try:
             found = read_hub_file(folder / "run")

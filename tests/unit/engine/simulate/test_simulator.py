@@ -1,4 +1,5 @@
-"""Tests of a simulated step: a seed determines all numbers, the numbers are consistent, each knob has its effect."""
+"""Tests of a simulated step: the seed determines all its numbers, the numbers are consistent with each other, and each
+knob has its effect."""
 
 from collections.abc import Callable
 from statistics import fmean

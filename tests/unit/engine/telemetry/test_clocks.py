@@ -9,8 +9,7 @@ from engine.metering.meter import Meter
 
 
 class Gpu:
-    """A simulated device that completes recorded events in order, up to the number `passed`; event n has the time n
-    ms."""
+    """A simulated GPU. Of the recorded events, the first `passed` are complete, and event n has the timestamp n ms."""
 
     def __init__(self) -> None:
         self.made: list[Event] = []

@@ -1,4 +1,4 @@
-"""The sentence about a process's newest collectives, from PyTorch's flight recorder."""
+"""Tests `newest_collectives`, which describes a process's newest collectives from PyTorch's flight recorder."""
 
 import json
 from typing import Any

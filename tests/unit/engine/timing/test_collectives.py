@@ -26,7 +26,8 @@ MACHINES = st.sampled_from(["A100-80", "H100", "GB200", "H100/roce-100"])
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_ring_all_reduce_sends_two_shares_of_the_buffer(ranks: int) -> None:
-    """2 (P-1) steps and 2 (P-1)/P n bytes (Thakur et al. 2005, section 4.5)."""
+    """A ring all-reduce takes 2 (P-1) steps, in which each rank sends 2 (P-1)/P n bytes (Thakur et al. 2005, section
+    4.5)."""
     assert cost("all_reduce", "ring", ranks) == (
         2 * (ranks - 1),
         2 * (ranks - 1) / ranks,
@@ -72,8 +73,8 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """Text D, section 5.3: the code computes the crossover size as n* = alpha / beta, which is right. The figure shows
-    2-5 KB for NVLink, which is wrong."""
+    """The code in text D, section 5.3, computes the crossover size as n* = alpha / beta, which is right. The figure in
+    that section shows 2-5 KB for NVLink, which is wrong."""
     link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "text")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 
@@ -107,7 +108,7 @@ def test_a_node_with_more_ranks_of_the_group_has_more_ways_out() -> None:
 @pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1), ("all_reduce", 2)])
 def test_a_ring_over_nodes_sends_as_much_between_them_as_inside_them(kind: str, passes: int) -> None:
     """Each rank sends (P-1)/P of the buffer to the next rank, and the last rank of a node sends it to the next node.
-    The node's eight network cards share these bytes."""
+    The bytes that leave a node are spread over its eight network cards."""
     machine = hardware("H100")
     inner, outer = (link.bandwidth * machine.efficiency.link for link in machine.links)
     sent, added = passes * 15 / 16 * 1e11, (passes - 1) * 15 / 16 * 1e11 * 3 / machine.device.memory_bandwidth

@@ -28,8 +28,8 @@ def step() -> Step:
 
 
 def test_the_device_finishes_a_head_at_the_end_of_a_pass_that_the_host_limits() -> None:
-    """The host takes 100 s to launch the layers, which need little device time. The head then runs for 50 s on the
-    device."""
+    """The host takes 100 s to launch the kernels of the layers, which need only 1 s of device time. The head then runs
+    for 50 s on the device."""
     layers, head = Seconds(compute=1.0, launches=100), Seconds(compute=50.0, launches=1)
     seconds = step()._seconds
     assert seconds([(layers,), (head,)]) == pytest.approx(100 + 50 + PAUSE, rel=0.01)
@@ -66,7 +66,8 @@ def test_megatron_fuses_the_softmax_only_for_a_multiple_of_four_heads() -> None:
 
 
 def test_the_gradient_of_an_embedding_is_dense_in_megatron() -> None:
-    """12 bytes for each of 51200 x 1024 weights, of which a tp rank has an eighth."""
+    """In Megatron, the backward pass of the embedding moves 12 more bytes per weight than in the engine. Each tp rank
+    has an eighth of the 51200 x 1024 weights."""
     moved = [
         sum(op.bytes for op in embedding_work(job).backward if isinstance(op, Memory))
         for job in (JOB, replace(JOB, framework="engine"))

@@ -103,8 +103,8 @@ def test_operations_of_the_host_add_to_the_kernels() -> None:
 
 
 def test_more_ranks_than_measured_wait_for_a_core() -> None:
-    """A step of 8 data-parallel ranks is predicted to take 4 times as long with a hardware description that was
-    measured with 2 ranks as with one that was measured with 8."""
+    """For 8 data-parallel ranks, the step time predicted from a hardware measurement with 2 ranks is 4 times the step
+    time predicted from a measurement with 8 ranks."""
     job = job_of("grid.dp_shard=8", "knobs.micro_batches=1")
     two, eight = (predict(job, machine(ranks=ranks)).step_s[1] for ranks in (2, 8))
     assert two == pytest.approx(4 * eight)

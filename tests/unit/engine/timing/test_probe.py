@@ -42,8 +42,8 @@ def test_an_exact_line_is_found(latency: float, slope: float) -> None:
 def test_one_disturbed_time_does_not_move_the_line(
     latency: float, slope: float, which: int, factor: float
 ) -> None:
-    """The test never disturbs the smallest or the largest size, because the smallest alone may determine the latency
-    and the largest alone the slope."""
+    """The times of the smallest and the largest size are never disturbed, because the fitted latency may depend on the
+    smallest size alone, and the slope on the largest alone."""
     points = [(size, latency + size * slope) for size in SIZES]
     points[which] = (points[which][0], points[which][1] * factor)
     line = fit(points)
@@ -84,8 +84,8 @@ def test_rate_and_half_rows_from_squares() -> None:
 
 
 def test_a_peak_is_not_extrapolated_far() -> None:
-    """At the largest measured matrix size, the rate is half of the peak that the fit extrapolates; the reported peak is
-    limited to 1.25 times the rate at this size."""
+    """The rate measured at the largest matrix size is half of the extrapolated peak, so the reported peak is limited to
+    1.25 times this rate."""
     peak, _ = rate_and_half([(n, 2 * n**3 / 1e11 * (1 + 512 / n)) for n in (64, 128, 256, 512)])
     assert peak == pytest.approx(1.25 * 0.5e11)
 

@@ -1,4 +1,4 @@
-"""Tests of roofline and scaling against results computed by hand, and of the charts of `engine plan`."""
+"""Compares the computed roofline and scaling with results computed by hand, and tests the charts of `engine plan`."""
 
 import json
 import xml.etree.ElementTree as ET

@@ -4,7 +4,8 @@ bytes and times.
 The source documents are four documents on distributed training from which this project began. Text A is "Training
 doesn't fail because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and
 Efficiency", and text D is the guide that covers the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the
-numbers that agree with the planner. The numbers that do not agree are in `test_source_texts_wrong_communication.py`.
+numbers that agree with the planner. The numbers that do not agree with it are in
+`test_source_texts_wrong_communication.py`.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def transfer(size: float, bandwidth: float) -> float:
 def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
     """Bytes that a rank sends over tp for one layer and micro-batch, in forward and backward. In the engine, a layer
     has eight all-gathers and reduce-scatters, which together send as much as four all-reduces. The result is the
-    difference between models of two layers and one, because embedding and head send too."""
+    difference between a model of two layers and a model of one, because the embedding and the head also send bytes."""
     two, one = (
         traffic(
             Job(models.gpt(layers, hidden, 96, 51200, 2048), 2048, micro_batch, micro_batch, Grid(tp=tp)), 0
@@ -77,8 +78,8 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
-    """Bytes that a rank sends over dp in a step, divided by the size of the layers in bytes, in the limit of many
-    ranks. The embedding and the head are left out, as in the source document."""
+    """Bytes that a rank sends over dp in a step, divided by the size of the layers in bytes, and extrapolated from 64
+    ranks to infinitely many. The embedding and the head are left out, as in the source document."""
     sent = []
     for layers in (2, 1):
         model = models.gpt(layers, 1024, 16, 512, 128)
@@ -198,14 +199,15 @@ def test_a_number_of_the_source_texts(number: Number) -> None:
 @pytest.mark.parametrize("kind", SENT, ids=" ".join)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
-    """Text D, sections 3.5, 4.4 and 5.2."""
+    """Compares the planner's costs with the formulas of text D, sections 3.5, 4.4 and 5.2."""
     steps, sent = (formula(ranks) for formula in SENT[kind])
     found = cost(*kind, ranks)
     assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    """Text D, sections 2.7, 3.3 and 4.4."""
+    """As in text D, sections 2.7, 3.3 and 4.4, an all-reduce takes the steps and the bytes of a reduce-scatter and an
+    all-gather."""
     for ranks in (2, 8, 100):
         halves = cost("reduce_scatter", "ring", ranks), cost("all_gather", "ring", ranks)
         whole = cost("all_reduce", "ring", ranks)
@@ -214,8 +216,8 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 
 def test_when_to_use_which_all_reduce() -> None:
-    """D 3.5: for small messages an algorithm with few steps is best, for large messages one that sends few bytes; the
-    naive algorithm is never chosen."""
+    """According to D 3.5, an algorithm with few steps is best for small messages, and one that sends few bytes is best
+    for large messages; the naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
     # 2 log2(64) = 12 messages are enough, while a ring needs 126.
@@ -234,8 +236,8 @@ def test_when_to_use_which_all_reduce() -> None:
 
 
 def test_a_hierarchy_crosses_the_slow_link_less() -> None:
-    """D 3.6: with 8 nodes of 8 ranks, a phase has 7 slow steps instead of 63, and each link out of a node carries n / 8
-    bytes."""
+    """According to D 3.6, with 8 nodes of 8 ranks a phase has 7 steps over the slow link instead of 63, and each link
+    out of a node carries n / 8 bytes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1e18, {"bf16": 1.0}, ""),
@@ -251,7 +253,7 @@ def test_a_hierarchy_crosses_the_slow_link_less() -> None:
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 1), (4, 8, 2), (8, 32, 2)])
 def test_bubbles(p: int, m: int, v: int) -> None:
-    """D 10.3, 10.4, A 02 and B: the bubble is (P - 1) / (M V + P - 1)."""
+    """According to D 10.3 and 10.4, A 02 and B, the bubble is (P - 1) / (M V + P - 1)."""
     name = "interleaved" if v > 1 else "1f1b"
     assert bubble(name, p, v, m) == pytest.approx((p - 1) / (m * v + p - 1))
 
@@ -266,7 +268,7 @@ def test_the_example_of_the_roofline() -> None:
 
 
 def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
-    """Text D, section 6.5."""
+    """As in text D, section 6.5, the efficiency grows in proportion to the batch up to the ridge point."""
     star = ridge(H100, 50 * GB)
     rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
     assert (

@@ -149,8 +149,9 @@ def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
 
 
 def test_moe_sends_top_k_times_what_the_text_counts() -> None:
-    """D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E bytes for a layer in forward and backward. This number is correct for
-    one expert per token; Mixtral, the example of D 12.3, uses top-2 routing and sends twice as much."""
+    """For the all-to-alls of a layer in the forward and backward pass, D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E
+    bytes. This is correct if each token is routed to one expert; Mixtral, the example of D 12.3, routes each token to
+    two experts and sends twice as much."""
     model = models.MIXTRAL_8X7B
     job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
     layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8

@@ -100,8 +100,8 @@ def test_the_engine_does_not_pad_experts_to_their_capacity(
 
 
 def test_experts_of_few_rows_are_slower_for_the_same_flops() -> None:
-    """Sixteen of 64 experts with an eighth of the width take as many FLOPs as two of eight full-width experts, but more
-    time."""
+    """Routing each token to 16 of 64 experts takes as many FLOPs as routing it to 2 of 8 experts that are 8 times as
+    wide, but more time."""
     few, many = (
         replace(ROUTED, model=models.routed(8, 6144, Attention(48, 8, 128), experts, 32768))
         for experts in (Experts(8, 2, 16384), Experts(64, 16, 2048))
@@ -193,8 +193,8 @@ def test_data_parallel_all_reduce_of_the_source_texts(
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """Text D, section 8.4: FSDP sends 3 N and DDP 2 N bytes if weights and gradients have the same dtype and a step has
-    one micro-batch."""
+    """According to text D, section 8.4, FSDP sends 3 N bytes and DDP 2 N bytes if weights and gradients have the same
+    dtype and a step has one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)

@@ -43,8 +43,8 @@ def board() -> KnobBoard:
 
 
 def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
-    """A run with two balanced stages and 4 micro-batches. A step takes the time of 2 (4 + 1) actions of 10 ms, and 20
-    ms of other work."""
+    """A run with two balanced stages and 4 micro-batches. A step takes 2 (4 + 1) x 10 ms for pipeline actions, and 20
+    ms for other work."""
     its = board()
     previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
     clock = ScheduleClock("1f1b", 2, 1, 4)
@@ -96,8 +96,8 @@ def test_measurements_take_precedence_over_simulation() -> None:
 
 
 def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
-    """The number of micro-batches changes every five steps, so no stretch of consecutive steps with equal knob values
-    has enough measured steps."""
+    """The number of micro-batches changes every five steps, so no period with unchanged knob values has enough measured
+    steps."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     for step in range(30):
         its = {**board().values, "micro_batches": (4, 8)[step // 5 % 2]}
@@ -107,8 +107,8 @@ def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
 
 
 def test_the_bubble_of_uneven_steps_is_averaged_over_steps() -> None:
-    """In every other step, one of the two stages is slow. On average both stages are equally fast, but no step has the
-    bubble of equally fast stages."""
+    """In each step one of the two stages is slow, and the stages alternate. On average they are equally fast, but in
+    every step the bubble is larger than that of two equally fast stages."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(20):

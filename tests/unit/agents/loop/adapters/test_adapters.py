@@ -41,7 +41,8 @@ def test_importing_an_adapter_imports_no_other_library() -> None:
 
 
 def leading(loop: agents.Loop, changes: dict[str, Any]) -> list[Ack]:
-    """Give the loop a fake agent whose pending command is `changes`. Returns the list that collects the acks."""
+    """Replace the agent of the loop by a fake agent that has a pending command with `changes`. Returns the list to
+    which the acks are appended."""
     acks: list[Ack] = []
     pending = Command(1, "id", changes, None)
     agent: Any = SimpleNamespace(

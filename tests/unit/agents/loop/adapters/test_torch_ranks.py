@@ -39,8 +39,8 @@ class Group:
         """Does nothing, because `allgather` returns only when the data has been exchanged."""
 
     def agree(self, *calls: list[bytes]) -> list[list[list[bytes]]]:
-        """Call the all-gather on all ranks, once for each item of `calls`: the bytes that the ranks pass in this call.
-        Returns the gathered bytes: for each rank, a list with the result of each call."""
+        """Call the all-gather once on all ranks for each item of `calls`, which lists the bytes that each rank passes
+        to that call. Returns the gathered bytes: for each rank, a list with the result of each call."""
         got: dict[int, list[list[bytes]]] = {}
 
         def rank(number: int) -> None:

@@ -1,5 +1,5 @@
-"""OpenTelemetry exports for the receiver of `cockpit listen`, and a fake of the loop object that `agents.join` returns,
-which records the steps that the receiver derives from the exports."""
+"""Builds OpenTelemetry exports for tests of `cockpit listen`. A fake of the loop that `agents.join` returns records the
+steps that the receiver derives from the exports."""
 
 from typing import Any
 

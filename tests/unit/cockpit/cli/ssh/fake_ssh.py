@@ -1,8 +1,9 @@
 """Stands in for the program ssh: runs the remote command on this machine, and forwards Unix sockets on request.
 
 As with the real ssh, a process started with ControlMaster serves a control socket, and another one with `-O forward`
-asks it to forward a socket. Each command line is appended to the file FAKE_SSH_LOG. FAKE_SSH_PRINTS and FAKE_SSH_STATUS
-make the login fail; FAKE_SSH_PROHIBITS makes the server refuse to forward.
+asks it to forward a socket. Each command line is appended to the file FAKE_SSH_LOG. The environment variables
+FAKE_SSH_PRINTS and FAKE_SSH_STATUS make the login fail, and FAKE_SSH_PROHIBITS makes the server refuse to forward
+sockets.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""Commands on a run of another machine, through a stand-in for ssh and through a real sshd on the loopback address."""
+"""Tests commands for a run on another machine, both through a fake ssh program and through a real sshd on the loopback
+address."""
 
 import json
 import os

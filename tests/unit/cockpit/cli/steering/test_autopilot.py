@@ -30,7 +30,8 @@ STEPS = ["--steps", "4"]
 
 
 class Truth:
-    """Step times of the ranks, and the step times that their previews predict, by (micro_batches, recompute)."""
+    """The step times of the ranks, `ms`, and the step times that previews predict, `previews`, as functions of the knob
+    values."""
 
     def __init__(self) -> None:
         self.ms: Callable[[Changes], float] = lambda values: 10.0

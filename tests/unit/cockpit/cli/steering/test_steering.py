@@ -1,4 +1,5 @@
-"""The commands preview, try, undo and log with a real hub, even if the hub is killed just before the request."""
+"""Tests of the commands preview, try, undo and log with a real hub, including a hub that is killed just before a
+request."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The medians over ranks that a diagnosis uses when there is no alert."""
+"""Tests of the medians over ranks that the diagnosis uses when there is no alert."""
 
 import statistics
 

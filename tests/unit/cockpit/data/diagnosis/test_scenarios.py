@@ -1,4 +1,5 @@
-"""The diagnosis of simulated faults: correct within 20 steps of the fault, and silent without a fault."""
+"""Tests the diagnosis of simulated faults: it is correct within 20 steps of the fault, and a run without a fault has
+no diagnosis."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Watched:
         self.store.apply(self.run.introductions())  # type: ignore[arg-type]
 
     def steps(self, count: int) -> Iterator[tuple[int, Diagnosis]]:
-        """Each step with the diagnosis after it; while a rank hangs, one diagnosis a second."""
+        """Yields each step with the diagnosis after that step; while a rank hangs, yields one diagnosis per second."""
         for _ in range(count):
             found = self.run.step()
             if found.conditions.hung.any():

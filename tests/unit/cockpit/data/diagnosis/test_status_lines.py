@@ -36,7 +36,7 @@ def test_lines_from_most_to_least_important() -> None:
 
 
 def test_the_number_of_steps_belongs_to_the_values_beside_it() -> None:
-    """Records of ranks arrive before the summary of their step."""
+    """The ranks' records of a step arrive before the summary of that step."""
     run = FakeRun()
     store = stored(run)
     store.apply(update for update in run.step(40) if isinstance(update, Step))

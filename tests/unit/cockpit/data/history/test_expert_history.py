@@ -91,7 +91,8 @@ def test_a_streak_stays_exact_when_its_beginning_is_thinned() -> None:
 
 @pytest.mark.parametrize("inside", [0, 1])
 def test_a_streak_seen_only_in_thinned_records_says_between_which_steps_it_began(inside: int) -> None:
-    """Thinning does not depend on the values, so the frames of a run with an even load show which steps are thinned."""
+    """Which steps are thinned does not depend on the loads, so the test first finds these steps in a run with an even
+    load."""
 
     def seen(onset: int) -> ExpertHistory:
         history = ExpertHistory()

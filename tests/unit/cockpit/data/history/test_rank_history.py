@@ -178,7 +178,8 @@ def test_a_large_run_is_computed_in_parts_newest_first(monkeypatch: pytest.Monke
 
 
 def test_the_size_does_not_depend_on_the_world_of_a_hello() -> None:
-    """The history grows with the ranks that send records, not with the number that a hello claims."""
+    """The size of the history depends on the number of ranks that send records, not on the `world` that a hello
+    states."""
     store = Store()
     huge: Hello = structs.replace(make_hello(0, 2), world=2**24)
     store.apply([huge, *stories(1)])

@@ -1,4 +1,4 @@
-"""The columns of a step whose records arrive in several parts."""
+"""Tests the history columns of a step whose records arrive in several parts."""
 
 import random
 

@@ -18,7 +18,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def row(rank: int, step: int, **sent: int) -> Peers:
-    """The row of a rank in the all-to-all matrix: ``r3=100`` means 100 bytes to rank 3."""
+    """A rank's row of the all-to-all matrix. The argument ``r3=100`` means 100 bytes to rank 3."""
     return Peers(rank, step, [ToPeer(int(name[1:]), size) for name, size in sent.items()])
 
 
@@ -30,8 +30,8 @@ def started(world: int, node_ranks: int = 2) -> TrafficHistory:
 
 
 def test_sums_are_those_of_the_rows() -> None:
-    """The totals equal the sums over all pairs of ranks, even if the world is so large that a tile stands for several
-    ranks."""
+    """The totals equal the sums over all pairs of ranks, even if the world is so large that a tile of the matrix stands
+    for several ranks."""
     world, rng = 600, random.Random(1)
     history = started(world, 8)
     assert tile_of(world) == 4

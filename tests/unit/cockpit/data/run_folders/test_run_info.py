@@ -107,7 +107,7 @@ def ended(clean: bool = True) -> list[Update]:
 
 
 def test_the_steps_are_those_whose_loss_is_shown() -> None:
-    """When a rank is killed, the records of other ranks may be one step newer than the last summary."""
+    """When a rank is killed, the step records of other ranks may already be one step newer than the last summary."""
     store = store_of()
     newest = store.state.steps[3]
     store.apply([structs.replace(newest, step=newest.step + 1), *ended(clean=False)])

@@ -1,4 +1,5 @@
-"""The expert-load history at any position of a replay, and on a screen that is opened in the middle of a live run."""
+"""Tests of the expert-load history, both at any position of a replay and on a screen that is opened in the middle of a
+live run."""
 
 from pathlib import Path
 

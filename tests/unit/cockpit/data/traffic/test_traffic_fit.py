@@ -1,5 +1,5 @@
-"""The fit of the time that an axis's collectives take: it recovers known factors, and leaves out factors that the
-measured steps do not determine."""
+"""Tests the fit of the time that an axis's collectives take: known factors are recovered, and factors that the measured
+steps do not determine are left out."""
 
 import random
 

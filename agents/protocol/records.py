@@ -142,7 +142,7 @@ class Summary(Message, frozen=True):
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
-    """Expert load of one layer over the whole job; `load[e]` is the number of token-expert pairs of expert e."""
+    """Expert load of one layer, summed over all ranks; `load[e]` is the number of tokens routed to expert e."""
 
     layer: Count
     load: Annotated[list[Count], Meta(max_length=4096)]

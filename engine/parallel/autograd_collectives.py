@@ -1,5 +1,5 @@
-"""Collectives as autograd functions. The backward pass runs the inverse collective, and the meter attributes it to the
-layer that ran the forward pass.
+"""Collectives as autograd functions. The backward pass runs the adjoint collective, such as the reduce-scatter of an
+all-gather, and the meter attributes it to the layer that ran the forward pass.
 
 Shapes: B sequences, S tokens of a slice, D model width, P ranks of the axis. On an axis of size 1 each function returns
 its input.

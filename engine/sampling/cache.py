@@ -68,7 +68,7 @@ class Caches:
     @contextmanager
     def next(self, count: int) -> Iterator[None]:
         """Context manager: in its body, the stages run a forward pass on the next `count` tokens of each sequence,
-        using and extending the caches. The input of the stages is these tokens, padded to a multiple of tp tokens."""
+        using and extending the caches. The stages take these tokens as input, padded to a multiple of `tp`."""
         for attention, cache in self._layers:
             attention.cached = partial(cache.attend, start=self.length, count=count)
         try:

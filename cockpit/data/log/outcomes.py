@@ -106,9 +106,9 @@ class Brought:
 
 
 def brought(state: RunState, command: CommandState) -> list[Brought]:
-    """The effect of an applied change: the measured values from the check of the change's preview or, without such a
-    check, the median step time before and after the change. Empty if the change is not applied, or if too few steps are
-    known.
+    """The measured effect of an applied change: the values with which its preview was compared or, if it was not
+    compared, the median step time before and after the change. Empty if the change is not applied, or if too few steps
+    are known.
     """
     if command.state != "applied" or command.applied_step is None:
         return []

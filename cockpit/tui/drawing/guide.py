@@ -22,7 +22,7 @@ class Guide:
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The lines of an empty screen: the reason `why` it is empty and, if the whole guide fits, the guide below."""
+    """The lines that a screen without data shows: `why` it has none and, if the whole guide fits, the guide below."""
     parts = format.wrapped(why, max(20, width - 2))
     lines = [
         StripLine().add(f"{' ' if number else format.MISSING} {part}", colours.text)

@@ -18,8 +18,8 @@ UNTRAINED = {  # key -> the feature that an unsupported value selects, and the v
 
 
 def untrained(layout: Layout) -> str | None:
-    """One sentence that says why `engine run` cannot train the layout, or None if it can. The user's own model declares
-    which keys of [model] it reads (`engine.config.checks.supported`)."""
+    """One sentence that says why `engine run` cannot train with this layout, or None if it can. The user's own model
+    declares which keys of [model] it reads (`engine.config.checks.supported`)."""
     for key, (what, trained) in UNTRAINED.items():
         section, _, name = key.partition(".")
         value = _text(getattr(getattr(layout, section), name))

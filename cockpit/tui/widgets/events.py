@@ -4,9 +4,9 @@ import time
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.log.run_log import log_entries
+from cockpit.data.log.run_log import LogEntry, log_entries
 from cockpit.data.store import Store, Topic
-from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.strips import LEAST_WRAPPED, StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
@@ -39,10 +39,22 @@ class EventsPanel(Panel):
         entries = log_entries(store)[-height:]
         if not entries:
             return [StripLine().add(f"{format.MISSING} no events yet", colours.faint)]
-        lines = []
-        for entry in entries:
-            level = LEVELS.get(entry.level, Level.NOTE)
-            clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
-            line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
-            lines.append(line.add(entry.headline, colours.text).add(f" · {entry.source}", colours.faint))
+        lines: list[StripLine] = []
+        for entry in reversed(entries):
+            of_entry = self._lines(entry, width, colours)
+            if lines and len(of_entry) + len(lines) > height:
+                break
+            lines = of_entry + lines
+        return lines
+
+    def _lines(self, entry: LogEntry, width: int, colours: Palette) -> list[StripLine]:
+        """An entry in lines of `width` columns; its source is left out if it does not fit."""
+        level = LEVELS.get(entry.level, Level.NOTE)
+        clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
+        line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
+        at = line.width
+        first, *more = format.wrapped(entry.headline, max(LEAST_WRAPPED, width - at)) or [""]
+        lines = [line.add(first, colours.text)]
+        lines += [StripLine().pad_to(at, colours.text).add(part, colours.text) for part in more]
+        lines[-1].add_fitting(width, [(f" · {entry.source}", colours.faint)])
         return lines

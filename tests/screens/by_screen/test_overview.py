@@ -10,7 +10,7 @@ from textual.drivers.headless_driver import HeadlessDriver
 from textual.renderables.background_screen import BackgroundScreen
 from textual.visual import RichVisual, Visual
 
-from agents.protocol import Alert, Experts, Gone, Hello, Peers, Pulse, Summary, Update
+from agents.protocol import Alert, Event, Experts, Gone, Hello, Peers, Pulse, Summary, Update
 from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.dialogs.dialog import Backdrop
 from cockpit.tui.dialogs.help import Help
@@ -20,7 +20,7 @@ from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
-from tests.screens.fake_run import FakeRun, big
+from tests.screens.fake_run import START_S, FakeRun, big
 from tests.screens.sizes import SIZES
 
 
@@ -365,3 +365,15 @@ async def test_a_dialog_tints_the_screen_below_as_textual_does(make_cockpit: Mak
             pictures.append([list(strip.simplify()) for strip in strips])
         assert colour.a < 1 and len(pictures[0]) == height
         assert pictures[0] == pictures[1]
+
+
+async def test_a_long_event_is_wrapped_and_not_cut(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(), steps=20, change_at=None)
+    text = "rank 2 (dp2) has an own time of 152 ms a step, +19 % against the 3 ranks with the same work; the last word"
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await settle(cockpit, pilot)
+        cockpit.source.send(iter([Event(START_S + 30, "warning", "hub", text)]))
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+        first = next(n for n, line in enumerate(lines) if "has an own time of 152 ms" in line)
+        assert "last word" not in lines[first] and "last word · hub" in lines[first + 1]

@@ -13,7 +13,10 @@ from agents.protocol import PAUSED, Value, spell
 from agents.protocol import clean as clean
 
 MISSING = "·"
-_IN_NUMBER = re.compile(r"(?<=\d) (?=(?:\d{3}(?!\d)|(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w)))")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w))")
+_GROUPED = re.compile(
+    r"(?<!\d)(?<!\d )(\d{1,3}) (\d{3})(?! ?\d)"
+)  # one group, because a list looks like several
 SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPELLED = 10_000  # smaller numbers are written in full, larger ones with an SI prefix
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
@@ -99,16 +102,21 @@ def spaced(text: str) -> str:
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 
+def _unbroken(text: str) -> str:
+    """The text with no-break spaces inside numbers and between a number and its unit."""
+    return _BEFORE_UNIT.sub("\u00a0", _GROUPED.sub("\\1\u00a0\\2", text))
+
+
 def wrapped(text: str, width: int, **options: Any) -> list[str]:
     """The text in lines of at most `width` columns. A number stays on one line with its unit, and so do groups of
     digits. `options` are passed to `textwrap.wrap`."""
-    lines = textwrap.wrap(_IN_NUMBER.sub("\u00a0", text), width, **options)
+    lines = textwrap.wrap(_unbroken(text), width, **options)
     return [line.replace("\u00a0", " ") for line in lines]
 
 
 def words(text: str) -> list[str]:
     """The words of `text`; a number and its unit form one word."""
-    return [word.replace("\u00a0", " ") for word in _IN_NUMBER.sub("\u00a0", text).split(" ")]
+    return [word.replace("\u00a0", " ") for word in _unbroken(text).split(" ")]
 
 
 def counted(number: int, thing: str) -> str:

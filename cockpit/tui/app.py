@@ -148,7 +148,8 @@ class CockpitApp(TerminalApp):
             self.refresh_from_store()
         finally:
             lock.release()
-        collect_if_due()
+        if not self.is_headless and time.monotonic() - self.key_at >= KEY_FIRST_S:
+            collect_if_due()
 
     def refresh_from_store(self) -> None:
         """Update each visible screen from the store. A screen redraws only what has changed."""

@@ -38,7 +38,6 @@ def short_pauses() -> None:
 
 
 def collect_if_due() -> None:
-    """Run a full garbage collection if one is due. Call this function when new data is drawn, because no key press is
-    waiting to be handled then."""
+    """Run a full garbage collection if one is due. Call this function only while no key press waits to be painted."""
     if gc.get_count()[2] >= DUE:
         gc.collect()

@@ -73,8 +73,8 @@ class TerminalApp(App[None]):
         await super().on_event(event)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's line filters without the filter that converts ANSI colours. The cockpit's themes use no ANSI
-        colours, and the filter would take a tenth of the drawing time."""
+        """Textual's line filters without the filter that converts ANSI colours and dim text to RGB colours. The themes
+        of the cockpit use neither, and the filter would take a tenth of the drawing time."""
         return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def write_terminal(self, sequence: str) -> None:

@@ -48,12 +48,15 @@ class EventsPanel(Panel):
         return lines
 
     def _lines(self, entry: LogEntry, width: int, colours: Palette) -> list[StripLine]:
-        """An entry in lines of `width` columns; its source is left out if it does not fit."""
+        """An entry in lines of `width` columns; if there is no room to wrap it, in one line, which the panel truncates.
+        The source of the entry is left out if it does not fit."""
         level = LEVELS.get(entry.level, Level.NOTE)
         clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
         line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
         at = line.width
-        first, *more = format.wrapped(entry.headline, max(LEAST_WRAPPED, width - at)) or [""]
+        if width - at < LEAST_WRAPPED:
+            return [line.add(entry.headline, colours.text)]
+        first, *more = format.wrapped(entry.headline, width - at) or [""]
         lines = [line.add(first, colours.text)]
         lines += [StripLine().pad_to(at, colours.text).add(part, colours.text) for part in more]
         lines[-1].add_fitting(width, [(f" · {entry.source}", colours.faint)])

@@ -113,3 +113,12 @@ async def test_a_key_is_painted_before_new_data_but_delays_it_only_briefly(make_
         before = cockpit.app._tick
         cockpit.app._refresh_if_free()
         assert cockpit.app._tick == before + 1
+
+
+def test_garbage_is_collected_before_much_has_accumulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr(pauses.gc, "collect", lambda: collected.append(1))
+    for count in (pauses.DUE - 1, pauses.DUE):
+        monkeypatch.setattr(pauses.gc, "get_count", lambda count=count: (0, 0, count))
+        pauses.collect_if_due()
+    assert len(collected) == 1

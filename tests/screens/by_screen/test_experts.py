@@ -153,3 +153,17 @@ async def test_a_replay_that_begins_late_knows_since_when(tmp_path: Path, at: in
         await pilot.press("home")
         await until(app, pilot, lambda: not app.store.step)
         await until(app, pilot, lambda: app.store.expert_history.streak(2, 5) is None)
+
+
+async def test_without_colours_the_bar_of_the_selected_expert_is_not_inverted(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    cockpit = make_cockpit(FakeRun(), steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await press(cockpit, pilot, "4", "w", "enter")
+        segments = [one for strip in cockpit.app.screen._compositor.render_strips() for one in strip]
+        inverted = [one.text for one in segments if one.style and one.style.reverse]
+        assert any(text.startswith("e") for text in inverted), "the index of the expert is marked"
+        assert not any(set(text) & set("▁▂▃▄▅▆▇█") for text in inverted)

@@ -110,3 +110,14 @@ async def test_a_run_opens_the_list_of_runs(
         assert isinstance(screen, RunsScreen)
         await until(cockpit.app, pilot, lambda: screen.table.chosen)
         assert screen.table.chosen and screen.table.chosen.folder.name == "first[b]x"
+
+
+async def test_the_palette_has_no_dim_text(make_cockpit: MakeCockpit) -> None:
+    """The app leaves out Textual's conversion of dim text to a colour, so dim text would have an unknown contrast."""
+    cockpit = make_cockpit(FakeRun(), steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("ctrl+p")
+        await until(cockpit.app, pilot, lambda: any("Next anomaly" in line for line in shown(cockpit.app)))
+        segments = [one for strip in cockpit.app.screen._compositor.render_strips() for one in strip]
+        assert not [one.text for one in segments if one.style and one.style.dim]

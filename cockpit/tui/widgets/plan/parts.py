@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 COMPUTING = "computing"
 ELSEWHERE = "no plan of this run: the what-if says why"
+NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 _GUIDE = Guide(
     "This screen shows the planned memory of each rank beside its device's memory, what a change of a setting would "
-    "bring, and what bounds the run. The planner needs the layout.toml of the run's folder, on this machine.",
+    "bring, and what bounds the run.",
     (
         ("engine run", "writes the layout.toml; on another machine, open the cockpit there"),
-        ("your own loop", "k changes its knobs, and cockpit try measures what a change brings"),
+        ("your own loop", "while it runs, cockpit try measures what a change of its knobs brings"),
         ("without a run", "engine plan LAYOUT predicts memory and times"),
     ),
 )
@@ -41,7 +42,7 @@ def without_plan(
         ]
     if brief:
         return guide_lines(ELSEWHERE, _GUIDE, width, 0, colours)
-    return guide_lines(f"no plan: {format.clean(layout.refusal)}", _GUIDE, width, height, colours)
+    return guide_lines(f"no plan: {format.clean(layout.refusal)} · {NEEDS}", _GUIDE, width, height, colours)
 
 
 def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:

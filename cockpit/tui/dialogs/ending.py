@@ -30,11 +30,12 @@ class Ending(Dialog[Answer]):
         self._again = again
         self.page = Text()
         self._saves = False
+        self._question = Static(id="question")
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = "End the run?"
-            yield Static(id="question")
+            yield self._question
 
     def on_mount(self) -> None:
         for key in filter(None, self._again.split(",")):
@@ -58,7 +59,7 @@ class Ending(Dialog[Answer]):
         page.rstrip()
         if page != self.page:
             self.page = page
-            self.query_one("#question", Static).update(page)
+            self._question.update(page)
 
     def action_save(self) -> None:
         if self._saves:

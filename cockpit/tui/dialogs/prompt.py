@@ -34,6 +34,8 @@ class Prompt(Dialog[Deed]):
     def __init__(self, line: PromptLine, kept: list[str], shown: Callable[[], Store]) -> None:
         super().__init__()
         self.line = line
+        # Kept, because an update may come before they are mounted or after they are removed.
+        self._above, self._count = Static(id="hint"), Static(id="count")
         self._kept, self._shown = kept, shown
         # Index in `kept` of the text on the line; the length of `kept` for a new text.
         self._place = len(kept)
@@ -44,11 +46,11 @@ class Prompt(Dialog[Deed]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="prompt"):
-            yield Static(id="hint")
+            yield self._above
             with Horizontal(id="line"):
                 yield Static(f"{self.line.SIGN} ", id="sign")
                 yield self._input
-                yield Static(id="count")
+                yield self._count
 
     def on_mount(self) -> None:
         self.set_focus(self._input)
@@ -68,9 +70,9 @@ class Prompt(Dialog[Deed]):
             return
         self._drawn = drawn
         colours = palette(self.app.theme)
-        self.query_one("#hint", Static).update(self._hint(colours))
+        self._above.update(self._hint(colours))
         count = f" {clean(self._judged.count)} " if self._judged.count else ""
-        self.query_one("#count", Static).update(Text(count, style=_ink(colours.level[self._judged.level])))
+        self._count.update(Text(count, style=_ink(colours.level[self._judged.level])))
 
     def _hint(self, colours: Palette) -> Text:
         judged = self._judged

@@ -30,12 +30,13 @@ class Starting(Dialog[bool]):
         self._engine = engine
         self._since = time.monotonic()
         self._shown = Text()
+        self._progress = Static(id="progress")  # kept, because an update may come before it is mounted
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = "Starting a run on this machine"
             dialog.border_subtitle = "q stops it"
-            yield Static(id="progress")
+            yield self._progress
 
     def update_from(self, store: Store) -> None:
         if store.summary:
@@ -72,4 +73,4 @@ class Starting(Dialog[bool]):
             text.append(f" {format.clean(line)[:120]}\n", colours.faint)
         if text != self._shown:
             self._shown = text
-            self.query_one("#progress", Static).update(text)
+            self._progress.update(text)

@@ -90,6 +90,11 @@ async def test_the_prompt_opens_from_the_palette(make_cockpit: MakeCockpit) -> N
         await until(cockpit.app, pilot, lambda: any("Show only ranks" in line for line in shown(cockpit.app)))
         await pilot.press("enter")
         await until(cockpit.app, pilot, lambda: isinstance(cockpit.app.screen, Prompt))
+        prompt = cockpit.app.screen
+        assert isinstance(prompt, Prompt)
+        await prompt.query("#prompt").remove()
+        prompt._drawn = ()
+        cockpit.app.refresh_from_store()  # an update after its widgets are removed does nothing
 
 
 async def test_a_run_opens_the_list_of_runs(

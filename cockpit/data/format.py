@@ -14,9 +14,8 @@ from agents.protocol import clean as clean
 
 MISSING = "·"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w))")
-_GROUPED = re.compile(
-    r"(?<!\d)(?<!\d )(\d{1,3}) (\d{3})(?! ?\d)"
-)  # one group, because a list looks like several
+# Digits grouped once, such as 1 610. Several groups could also be a list of numbers, which may be cut.
+_GROUPED = re.compile(r"(?<!\d)(?<!\d )(\d{1,3}) (\d{3})(?! ?\d)")
 SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPELLED = 10_000  # smaller numbers are written in full, larger ones with an SI prefix
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations

@@ -170,6 +170,7 @@ def test_a_number_stays_on_one_line_with_its_unit() -> None:
         assert " ".join(lines) == text and not any(line.startswith(("ms", "%")) for line in lines)
     assert format.words("+51 % against 4 GiB/s") == ["+51 %", "against", "4 GiB/s"]
     assert format.wrapped("482 of 1 610 ms", 10) == ["482 of", "1 610 ms"]
+    assert format.wrapped("80 96 120 160 192 480 960", 12) == ["80 96 120", "160 192 480", "960"], "a list"
 
 
 def test_a_rounded_zero_has_no_minus_sign() -> None:

@@ -97,7 +97,7 @@ class ManyRanks:
             for hello in hellos
         }
         self._board = board
-        self._introduce(self._hellos, with_relay=True)
+        self._introduce(self._hellos)
 
     def silence(self, ranks: Collection[int]) -> None:
         """Set which ranks are silent. A silent rank sends nothing, as if its machine had failed. A rank that is no
@@ -106,24 +106,28 @@ class ManyRanks:
         self._silent = frozenset(ranks)
         self._introduce(back)
 
-    def _introduce(self, ranks: Iterable[int], with_relay: bool = False) -> None:
+    def _introduce(self, ranks: Iterable[int]) -> None:
+        """Send the hellos of `ranks`. Each frame begins with the introduction of this connection: a hub that has
+        restarted since the last frame would take the connection for that of a single rank."""
         age = time.monotonic() - self._began_s
-        messages: list[Message] = [self._relay] if with_relay else []
         sent = [rank for rank in ranks if rank in self._hellos and rank not in self._silent]
-        messages += [structs.replace(self._hellos[rank], age_s=age) for rank in sent]
+        messages: list[Message] = [structs.replace(self._hellos[rank], age_s=age) for rank in sent]
         if self._board and any(self._hellos[rank].leader for rank in sent):
             messages.append(self._board)
         wanted = set(sent)
         messages += [ack for acks in self._acks for ack in acks if ack.rank in wanted]
-        self.send(messages)
+        self._send(messages, codec.pack(self._relay))
 
     # ------------------------------------------------------------------------------------------- sending
 
     def send(self, messages: Iterable[Message]) -> None:
         """Queue messages, in order."""
+        self._send(messages)
+
+    def _send(self, messages: Iterable[Message], first: bytes = b"") -> None:
         if self._line is None:
             return
-        for chunk in chunks(map(codec.pack, messages)):
+        for chunk in chunks(map(codec.pack, messages), first):
             self.send_frame(codec.frame(chunk))
 
     def send_frame(self, frame: bytes) -> None:
@@ -224,7 +228,7 @@ class ManyRanks:
                     self._introduce(ranks)
                 elif time.monotonic() - self._introduced_s >= INTRODUCED_PAUSE_S:
                     self._introduced_s = time.monotonic()
-                    self._introduce(self._hellos, with_relay=True)
+                    self._introduce(self._hellos)
             case Sample(kinds=kinds, ranks=ranks):
                 if "peers" in kinds:
                     until = time.monotonic() + message.lease_s

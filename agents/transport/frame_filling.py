@@ -32,9 +32,10 @@ class FrameFiller:
         return self._take() if pending is None else pending
 
 
-def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Split a sequence of packed messages into chunks, each of which fits into one frame of at most `FRAME_BYTES`."""
+def chunks(packed: Iterable[bytes], first: bytes = b"") -> Iterator[list[bytes]]:
+    """Split a sequence of packed messages into chunks, each of which fits into one frame of at most `FRAME_BYTES`.
+    Each chunk begins with the packed message `first`, if it is given."""
     messages = iter(packed)
     filler = FrameFiller(lambda: next(messages, None))
-    while chunk := filler.fill():
-        yield chunk
+    while chunk := filler.fill(MESSAGE_BYTES - len(first)):
+        yield [first, *chunk] if first else chunk

@@ -46,7 +46,7 @@ FRAMES_A_SECOND = 4096
 LONGEST_FLUSH_S = 0.5
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
-HELLO_S = 1.0  # minimum interval between introductions to a hub that requests them repeatedly
+WELCOME_S = 1.0  # minimum interval between two requests for the hellos of all ranks
 REPORT_S = 5.0  # minimum interval between events about dropped messages
 FORGOTTEN_AFTER_S = 60.0  # a rank that sends nothing for this long is removed
 LEAVE_S = 0.5
@@ -77,8 +77,8 @@ class Node:
         self._epoch = secrets.token_hex(8)
         self._ranks: dict[int, _Rank] = {}
         self._by_peer: dict[bytes, int] = {}
-        self._outbox = RelayOutbox()
-        self._introduced_s = -HELLO_S
+        self._outbox = RelayOutbox(self._introduction)
+        self._welcomed_s = -WELCOME_S
         self._reported_s = -REPORT_S
         self._refusal_text: str | None = None  # the hub's reason for refusing this relay
         self._stopping = False
@@ -93,7 +93,7 @@ class Node:
         poller = zmq.Poller()
         poller.register(self._server_socket.socket, zmq.POLLIN)
         poller.register(self._hub_socket.socket, zmq.POLLIN)
-        self._introduce(time.monotonic())
+        self._outbox.put(self._introduction)
         while not self._stopping:
             poller.poll(FLUSH_MS if self._outbox else IDLE_MS)
             self.turn(time.monotonic())
@@ -252,24 +252,18 @@ class Node:
     def _pass_down(self, message: AnyMessage, now: float) -> None:
         match message:
             case Welcome(ranks=ranks):
-                if ranks or self._introduce(now):
-                    self._send_to(self._peers(ranks), Welcome(message.epoch))
+                # A hub that has restarted answers each frame with a request for the hellos of all ranks.
+                if not ranks and now - self._welcomed_s < WELCOME_S:
+                    return
+                if not ranks:
+                    self._welcomed_s = now
+                self._send_to(self._peers(ranks), Welcome(message.epoch))
             case Refused(rank=rank):
                 self._send_to(self._peers([] if rank is None else [rank]), Refused(message.why))
             case Sample(ranks=ranks) | StackQuery(ranks=ranks):
                 self._send_to(self._peers(ranks), message)
             case Command() | Preview():
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
-
-    def _introduce(self, now: float) -> bool:
-        """Introduce this relay to the hub, at most once every `HELLO_S` seconds: the hub answers every frame of an
-        unknown relay with a request for an introduction.
-        """
-        if now - self._introduced_s < HELLO_S:
-            return False
-        self._introduced_s = now
-        self._outbox.put_first(self._introduction)
-        return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
         """The socket identities of those `ranks` that are on this node; if `ranks` is empty, of all ranks on this

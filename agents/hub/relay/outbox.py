@@ -1,11 +1,15 @@
 """The relay's bounded outbox to a hub that may be slow or absent. If the outbox holds too many messages, only the
 newest record of each rank and kind is kept.
+
+Each frame with a hello begins with the relay's introduction. A hub that has restarted since the last frame would
+otherwise take the connection for that of the one rank, and refuse the other ranks.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-from agents.protocol import Message, Record, WireError, codec
+from agents.protocol import Hello, Message, Record, Relay, WireError, codec
+from agents.protocol.base import MESSAGE_BYTES
 from agents.transport.frame_filling import FrameFiller
 
 # Maximum number of messages kept in order; above it, only the newest record of each rank and kind is kept.
@@ -16,7 +20,9 @@ KEPT = 4096  # maximum number of records, and of other messages, above `PATIENCE
 class RelayOutbox:
     """`put` never waits. `flush` sends frames of at most 256 KiB and returns how many messages were dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, introduction: Relay) -> None:
+        self._introduction = codec.pack(introduction)
+        self._hello_taken = False  # whether a hello was taken from the queue and may not be sent yet
         self._queue: deque[Message] = deque()
         self._unsent: bytes | None = None  # a frame that the socket has not accepted yet
         self._lost = 0
@@ -34,11 +40,6 @@ class RelayOutbox:
         self.urgent = self.urgent or not isinstance(message, Record)
         if len(self._queue) > PATIENCE:
             self._thin()
-
-    def put_first(self, message: Message) -> None:
-        """Queue a message so that it is sent before all others."""
-        self._queue.appendleft(message)
-        self.urgent = True
 
     def _thin(self) -> None:
         kept: deque[Message] = deque()
@@ -72,13 +73,18 @@ class RelayOutbox:
         return lost
 
     def _frame(self) -> bytes | None:
-        packed = self._frames.fill()
+        packed = self._frames.fill(MESSAGE_BYTES - len(self._introduction))
+        if self._hello_taken:
+            packed = [self._introduction, *packed]
+            self._hello_taken = self._frames.pending is not None  # the hello may be the pending message
         return codec.frame(packed) if packed else None
 
     def _take(self) -> bytes | None:
         while self._queue:
+            message = self._queue.popleft()
+            self._hello_taken = self._hello_taken or isinstance(message, Hello)
             try:
-                return codec.pack(self._queue.popleft())
+                return codec.pack(message)
             except WireError:  # too large for a frame; dropped, so that it does not block the others
                 self._lost += 1
         return None

@@ -109,7 +109,7 @@ def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
 def fit(samples: Sequence[Sample]) -> Fit | NoFit:
     """Fit the model to the samples of one axis."""
     if len(samples) < FEWEST:
-        return NoFit(f"a fit needs {FEWEST} steps, but only {len(samples)} are known")
+        return NoFit(f"{len(samples)} of the {FEWEST} steps that a fit needs")
     sizes = [sample.bytes for sample in samples]
     counts = {sample.micro_batches for sample in samples}
     mean = sum(sizes) / len(sizes)

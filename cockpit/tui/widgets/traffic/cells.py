@@ -197,7 +197,7 @@ def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine
         line.add(glyph, _shade(bin, colours))
     line.add(" more", colours.dim)
     if shown.folded:
-        line.add(f" · a cell is {shown.down}×{shown.across}: its hottest pair", colours.text)
+        line.add(f" · hottest of {shown.down}×{shown.across} pairs", colours.text)
     else:
         line.add(" than the mean pair", colours.dim)
     return line.add(f" · {HATCH * 2} not sampled" if missing else "", colours.dim)

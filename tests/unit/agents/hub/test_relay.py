@@ -139,8 +139,29 @@ def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
     assert "sent an introduction on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
 
 
+INTRODUCTION = Relay(protocol.VERSION, "r", "node", 1)
+
+
+def test_each_frame_with_a_hello_begins_with_the_introduction() -> None:
+    """A hub that restarts between two frames would otherwise take the connection for that of one rank."""
+    outbox = RelayOutbox(INTRODUCTION)
+    sent: list[bytes] = []
+    event, hello = Event(0.0, "info", "rank 0", "x" * 500), make_hello(0, 1, layout="x" * 500)
+    for events in range(470, 510):  # the hello is once the first message of a frame, and once the last
+        for message in (*[event] * events, hello, *[event] * 600):
+            outbox.put(message)
+        outbox.flush(lambda frame: sent.append(frame) is None)
+    assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
+    frames = [codec.decode(frame) for frame in sent]
+    assert sum(hello in frame for frame in frames) == 40
+    for frame in frames:
+        assert frame[0] == INTRODUCTION or hello not in frame
+        assert INTRODUCTION not in frame[1:]
+    assert any(frame[0] != INTRODUCTION for frame in frames), "a frame without a hello needs no introduction"
+
+
 def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
-    outbox = RelayOutbox()
+    outbox = RelayOutbox(INTRODUCTION)
     for step in range(3 * PATIENCE):
         outbox.put(make_step(step % 100, step))
         if step % 1000 == 0:
@@ -150,7 +171,7 @@ def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
     assert outbox.flush(lambda _: False) == 0, "nothing was sent, so nothing is reported"
     sent: list[bytes] = []
     lost = outbox.flush(lambda frame: sent.append(frame) is None)
-    messages = [message for frame in sent for message in codec.decode(frame)]
+    messages = [message for frame in sent for message in codec.decode(frame) if message != INTRODUCTION]
     assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
     newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
     assert newest == {step % 100: step for step in range(3 * PATIENCE - 100, 3 * PATIENCE)}
@@ -162,7 +183,7 @@ def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
 
 
 def test_records_of_invalid_ranks_are_bounded_too() -> None:
-    outbox = RelayOutbox()
+    outbox = RelayOutbox(INTRODUCTION)
     for rank in range(3 * PATIENCE):
         outbox.put(make_step(rank, 1))
         outbox.put(Event(0.0, "info", "rank 1", "x"))

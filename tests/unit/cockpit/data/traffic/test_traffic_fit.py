@@ -56,7 +56,7 @@ def test_what_did_not_vary_is_unknown() -> None:
 
 
 def test_no_fit_without_information() -> None:
-    assert fit(samples(19, True, True)) == NoFit("a fit needs 20 steps, but only 19 are known")
+    assert fit(samples(19, True, True)) == NoFit("19 of the 20 steps that a fit needs")
     together = [
         Sample(1e6 * one.micro_batches, one.ms, one.micro_batches) for one in samples(160, False, True)
     ]

@@ -44,7 +44,7 @@ FRAMES = 64  # credit per grant; the hub may send a hundred frames a second
 SILENCE_S = 2.5
 REFUSAL_SHOWN_S = 3.0  # minimum time for which a refusal is shown
 ANSWERS_KEPT = 64
-SAMPLE_LEASE_S = 15.0  # how long the hub sends full vectors after one request
+SAMPLE_LEASE_S = 15.0  # how long ranks send more samples after one request
 WAIT_S = 0.25  # maximum wait before the client checks again whether it has something to send
 
 
@@ -118,7 +118,7 @@ class Client:
 
     @property
     def behind_s(self) -> float:
-        """Seconds for which `state` has lagged behind the last frame, because the hub is still sending earlier changes;
+        """Seconds for which `state` has lagged behind the last frame, because the hub is still sending earlier updates;
         0 if `state` is up to date.
         """
         return 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
@@ -205,8 +205,8 @@ class Client:
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep the values of `trial`, or revert them now; "" means the running trial. Raises ValueError if no trial is
-        running.
+        """End the trial with the id `trial` ("": the running one): keep its knob values, or revert them now. Raises
+        ValueError if no trial is running.
 
         The request is repeated until `state.trials` shows the outcome, but for at most 30 s.
         """
@@ -241,11 +241,11 @@ class Client:
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Request that `ranks` (default: all) send full vectors of these kinds more often: "experts" (loads of all
-        experts), "timeline", "peers" (bytes by destination rank). `poll` renews the request, so the request lasts as
-        long as `poll` is called.
+        """Request that `ranks` (default: all) send these samples more often: "experts" (loads of all experts),
+        "timeline", "peers" (bytes by destination rank). `poll` renews the request, so the request lasts as long as
+        `poll` is called.
 
-        A call without kinds ends the request. The hub decides how often ranks send the vectors.
+        A call without kinds ends the request. The hub decides how often ranks send samples.
         """
         self._sample = Sample(list(kinds), SAMPLE_LEASE_S if kinds else 0.0, list(ranks))
         self._sampled_s = -SAMPLE_LEASE_S

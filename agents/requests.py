@@ -41,7 +41,8 @@ class PendingRequests:
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due. Drop requests that were answered or refused, or that have timed out."""
+        """Send each pending request that was not sent in the last `RESEND_S` seconds. Drop requests that were answered
+        or refused, or that were repeated for the maximum time (`REPEATED_S`)."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request

@@ -1,4 +1,4 @@
-"""Waits until a request of a client is settled, or until a timeout."""
+"""Waits until a request of a client is answered or has its final outcome, or until a timeout."""
 
 import time
 
@@ -12,7 +12,8 @@ LAST_S = 2.0
 
 
 class RunOverError(Exception):
-    """The run ended before the request was settled. The message is one sentence for the user."""
+    """The run ended before the request was answered or had its final outcome. The message is one sentence for the
+    user."""
 
 
 class _End:
@@ -34,7 +35,8 @@ class _End:
 
 
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
-    """Poll until the proposal `id` is settled; with `settled=False`, only until the first answer.
+    """Poll until the outcome of the proposal `id` no longer changes; with `settled=False`, only until the hub has
+    answered it.
 
     On timeout, the TimeoutError states in one sentence how far the proposal got. A proposal that this client's role
     does not allow is returned as rejected and does not appear in the run's log.
@@ -55,7 +57,7 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
-    """Poll until the trial `id` is settled. On timeout, the TimeoutError states in one sentence how far the trial got;
+    """Poll until the trial `id` has ended. On timeout, the TimeoutError states in one sentence how far the trial got;
     the trial continues. Also raises TimeoutError if this client's role does not allow the trial, and RunOverError if
     the run ends first.
     """

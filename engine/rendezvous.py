@@ -37,7 +37,8 @@ class LastOperation(NamedTuple):
 
 
 class LastOperations:
-    """The last operation of each rank, in shared memory, so that the parent can read it after the rank has died.
+    """The operation that each rank recorded last, such as ``tp all-gather, layer 2``, in shared memory, so that the
+    parent can read it after the rank has died.
 
     The memory is an anonymous mapping, which needs no file. The kernel frees the mapping when the last process ends.
     """
@@ -58,14 +59,14 @@ class LastOperations:
         return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
 
     def all_slots(self) -> bytes:
-        """The raw bytes of all slots. If two calls return equal bytes, no rank has recorded a different operation in
-        between."""
+        """The raw bytes of the shared memory, in which each rank has a slot for its last operation. If two calls return
+        equal bytes, no rank has recorded a different operation in between."""
         return self._memory[:]
 
 
 class SignalFlag:
-    """A flag that a signal handler sets and the trainer reads. (`threading.Event` takes a lock, which is not safe in a
-    signal handler.)"""
+    """A flag that a signal handler sets and the training loop reads, such as a request to stop. (`threading.Event`
+    takes a lock, which is not safe in a signal handler.)"""
 
     def __init__(self) -> None:
         self.raised = False
@@ -107,12 +108,12 @@ class RankContext:
         return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether this rank has received a stop signal. It is possible that only some ranks have received one."""
+        """Whether this rank has received a stop signal. Other ranks may not have received one."""
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:
-        """Record the current operation of this rank, such as ``set_operation(41, "tp all-gather, layer 2")``. Takes
-        about 1 us."""
+        """Record the current operation of this rank, such as ``set_operation(41, "tp all-gather, layer 2")``. A call
+        takes about 1 us."""
         self.last_operations.write(self.slot, step, text)
 
     def last_operation(self) -> LastOperation | None:

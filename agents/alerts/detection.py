@@ -34,8 +34,8 @@ class _Tracked:
 
 
 class Detection:
-    """Runs every detector for one run. The hub calls `check` at each tick; `check` does nothing while the CPU budget is
-    exceeded.
+    """Runs every detector for one run. The hub calls `check` at each tick of its timer; `check` does nothing while the
+    CPU budget is exceeded.
     """
 
     def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:

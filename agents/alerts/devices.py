@@ -12,7 +12,7 @@ SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow down the de
 
 
 def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
-    """Whether `vitals` has records that are not in `seen`; adds them to `seen`."""
+    """Whether a rank has sent new `vitals` (memory, temperature, ...) that are not in `seen`; adds them to `seen`."""
     news = any(seen.get(rank) is not one for rank, one in vitals.items())
     seen.update(vitals)
     return news
@@ -35,8 +35,8 @@ class _Use:
 
 
 class Memory:
-    """Detects devices and hosts whose memory is nearly full. A single alert covers all full devices, whereas each full
-    host has its own alert."""
+    """Detects devices and hosts whose memory is nearly full. All devices whose memory is nearly full share a single
+    alert, whereas each such host has its own alert."""
 
     holds, releases = 3, 3
 

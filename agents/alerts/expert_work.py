@@ -1,5 +1,5 @@
-"""Accounts for expert load in a rank's step time. A rank whose experts get many tokens is slower, but is not a
-straggler.
+"""Predicts how long a rank's steps should take with the current load of its experts. A rank whose experts get many
+tokens is slower, but is not a straggler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ class ExpertWork:
     """Predicts each rank's own time (step time without waiting) from its expert load, for the ranks of one pipeline
     stage.
 
-    `own`: own time by rank. If experts are distributed over the axis ep, the expected time of a rank is the lower of
-    two estimates: the baseline of the ranks with the same experts, and `usual` multiplied by `load_ratio`.
+    `own`: by rank, its step time without the waiting for other ranks. If experts are distributed over the axis ep, the
+    expected time of a rank is the lower of two estimates: the baseline of the ranks with the same experts, and `usual`
+    multiplied by `load_ratio`.
     """
 
     def __init__(self, state: RunState, own: Mapping[int, float]):

@@ -23,9 +23,9 @@ SEVERITY_ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition that a detector has found. Findings of successive checks that have the same `name` and `subject` are
-    about the same condition. `began`: the step at which the condition began; if None, the step of the check that first
-    found the condition."""
+    """A problem that a detector has found in the run, such as a slow rank. Findings of successive checks that have the
+    same `name` and `subject` are about the same problem. `began`: the step at which the problem began; if None, the
+    step of the check that first found it."""
 
     name: str
     subject: str
@@ -44,8 +44,8 @@ class Detector(Protocol):
     releases: int
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """The conditions that currently hold. None if no new data has arrived since the last check; such a check counts
-        neither towards `holds` nor towards `releases`.
+        """The problems that the detector finds in the run at this moment. None if no new data has arrived since the
+        last check; such a check counts neither towards `holds` nor towards `releases`.
 
         `now_s`: seconds on a clock that stops while the hub process is suspended.
         """

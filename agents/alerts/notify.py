@@ -58,7 +58,7 @@ class Notifier:
 
     def close(self, within_s: float = FLUSH_S) -> list[str]:
         """Send the queued alerts, for at most `within_s` seconds. Returns a message for each delivery that has failed
-        since the last call of `problems`, and one if alerts are still unsent after this time.
+        since the last call of `problems`, and one more if some alerts are still unsent after `within_s` seconds.
         """
         until = time.monotonic() + within_s
         with contextlib.suppress(queue.Full):

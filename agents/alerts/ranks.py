@@ -25,8 +25,9 @@ WORDS_BY_PROCESS = {
 
 
 class Lost:
-    """Detects ranks that stopped sending without a goodbye: `lost` if the process has ended, `silent` if the process
-    still exists, `unheard` if the process runs on another host, where the hub cannot check it.
+    """Detects ranks that stopped sending without telling the hub that they leave the run: `lost` if the process has
+    ended, `silent` if the process still exists, `unheard` if the process runs on another host, where the hub cannot
+    check it.
     """
 
     holds, releases = 1, 1

@@ -50,7 +50,8 @@ def limits_of(state: RunState) -> Limits:
 
 @dataclass
 class Baseline:
-    """The newest values of a series, and earlier values since the last knob change, which serve as the baseline."""
+    """The times of the newest steps, and those of earlier steps since the last knob change, which serve as the
+    baseline."""
 
     newest: deque[float]
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))
@@ -61,7 +62,8 @@ class Baseline:
         return cls(deque(maxlen=newest))
 
     def add(self, value: float, revision: int, share: float) -> None:
-        """Add a value. A new knob revision resets the baseline, because a knob changes the typical values."""
+        """Add the time of a new step. A new knob revision clears the baseline, because knobs change how long steps
+        usually take."""
         if revision != self.revision:
             self.revision = revision
             self.newest.clear()
@@ -128,7 +130,7 @@ class Straggler:
         return findings
 
     def _take(self, state: RunState, alone: set[int], limits: Limits) -> bool:
-        """Add new records; returns False if there are none."""
+        """Add the ranks' newest step records to the detector's history; returns False if no rank has sent a new one."""
         new = [step for rank, step in state.steps.items() if self._last.get(rank) != step.step]
         for step in new:
             self._last[step.rank] = step.step

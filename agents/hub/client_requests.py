@@ -59,7 +59,8 @@ class ClientRequests:
         self._stack_queries = stack_queries
 
     def take(self, received: Received, messages: list[AnyMessage]) -> list[Message]:
-        """Handle the allowed messages of one frame. Returns a refusal, if any; other answers are published later."""
+        """Handle the messages of one frame from a client whose role allows all of them. Returns a refusal if one of
+        them is refused at once; all other answers are published later."""
         now = time.monotonic()
         for message in (signed(received.name, message) for message in messages):
             why: str | None = None

@@ -56,7 +56,7 @@ def _by_our_clock(hello: Hello) -> Hello:
 
 
 class Ingest:
-    """Handles the frames of ranks: publishes valid messages, and reports invalid ones as peer faults."""
+    """Handles the frames of ranks: publishes valid messages, and reports invalid ones in the run's log."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from collections import Counter
 
 
 class RateLimit:
-    """Counts events per source in each whole second.
+    """Counts, in each whole second, the events that each source (such as a rank) has caused.
 
     At most `sources` sources are counted (None: any number), so that memory use is bounded even if a peer invents
     sources. Once this many sources are counted, events from any other source are refused until the next second.

@@ -20,8 +20,8 @@ DRAIN_S = 0.01  # maximum time for one socket per round, because some frames tak
 
 
 class ReceivedFrames:
-    """Handles the frames of all peers. `count`: number of frames handled in the latest round. `cut_short`: whether a
-    limit ended that round, so that frames may be left."""
+    """Handles the frames of all peers. `count`: number of frames handled in the latest call of `drain_all`.
+    `cut_short`: whether a limit ended that call, so that some frames may not have been read yet."""
 
     def __init__(
         self, sockets: ServerSockets, ingest: Ingest, requests: ClientRequests, peer_faults: PeerFaults
@@ -32,8 +32,8 @@ class ReceivedFrames:
         self._peer_faults = peer_faults
 
     def drain_all(self, now_s: float) -> int:
-        """Handle the frames of one round, up to a limit per socket; returns their number. `now_s`: seconds since the
-        hub started.
+        """Handle the frames that have arrived, up to a limit per socket; returns their number. `now_s`: seconds since
+        the hub started.
         """
         self.count, self.cut_short = 0, False
         for server_socket in self._sockets:
@@ -41,7 +41,8 @@ class ReceivedFrames:
         return self.count
 
     def drain(self, server_socket: ServerSocket, now_s: float) -> int:
-        """Handle the frames of one socket up to the limit of a round; returns their number."""
+        """Handle the frames that have arrived on one socket, for at most `DRAIN_S` seconds and `FRAMES_PER_ROUND`
+        frames; returns their number."""
         taken = 0
         until = time.monotonic() + DRAIN_S
         try:

@@ -44,7 +44,8 @@ class Limits:
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """Limits for at most `megabytes` (10**6 bytes) of unthinned segments; None if nothing is to be recorded."""
+        """Limits of a recording whose segments with all updates take at most `megabytes` (10**6 bytes); None if nothing
+        is to be recorded."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6
@@ -54,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Work item: begin a segment with the state after update `seq`."""
+    """An item of the thread's queue: begin a new segment of the recording with the state after update `seq`."""
 
     epoch: str
     seq: int
@@ -66,7 +67,7 @@ class _Begin:
 
 @dataclass(frozen=True)
 class _Follow:
-    """Work item: write the next updates."""
+    """An item of the thread's queue: write the next updates."""
 
     first: int
     time_s: float
@@ -156,7 +157,8 @@ class Recorder:
         )
 
     def _begin(self, follows: bool = False) -> None:
-        """Begin a segment with the current state. Messages are immutable, so the thread can pack them."""
+        """Begin a new segment of the recording with the run's current state. The state is passed to the thread as
+        messages, which are immutable, so the thread can pack them while the hub continues."""
         update_log = self._update_log
         self._seq, self._segment_size = update_log.seq, 0
         state = list(update_log.newest.all())
@@ -219,7 +221,8 @@ class Recorder:
                 return
 
     def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
-        """Write the work items. After a failure, skip the items before the last one that begins a segment."""
+        """Write the items of the queue to the recording. After a failure, the recording continues with the last item
+        that begins a segment; the items before it are skipped."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
             items = items[begins[-1] :] if begins else []

@@ -1,4 +1,5 @@
-"""Detects whether and why the ranks of a run have ended, and publishes the last updates."""
+"""Detects whether and why the ranks of a run have ended, and publishes the failure, if any, and the end of each
+rank."""
 
 import time
 from pathlib import Path
@@ -12,8 +13,8 @@ from agents.rundir.local_machine import process_state, this_host
 
 
 class RunEnd:
-    """Determines whether the run has ended, and publishes the end of the run. `parent`: the process that started this
-    hub and ends with the run, if there is such a process.
+    """Determines whether and why the ranks of the run have ended; `publish` tells the clients. `parent`: the process
+    that started this hub and ends with the run, if there is such a process.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class RunEnd:
         return None
 
     def publish(self) -> None:
-        """Publish the end of the run. Ranks that sent no goodbye are marked as gone. The exit of these ranks counts as
-        clean if the leader's goodbye was clean and no failure was recorded.
+        """Publish the recorded failure, if any, and a `Gone` for each rank that has neither left cleanly nor is known
+        to have ended. The exit of these ranks counts as clean if the leader has left cleanly and no failure was
+        recorded.
         """
         state = self._update_log.state
         failure = last_failure(self._folder, self._began_s)

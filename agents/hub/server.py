@@ -192,7 +192,8 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Publish the journal's events. If the journal's file could not be opened before but is open now, also load its
+        """Publish what the thread of the journal (the file with the run's commands and trials) reports, for example
+        that the file was removed. If the journal's file could not be opened before but is open now, also load its
         commands and trials."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
@@ -210,7 +211,8 @@ class Hub:
             self._log("warning", clip(f"commands of this run may be missing: {problem}"))
 
     def _drop_unauthorized(self) -> None:
-        """Send a refusal to clients whose key was revoked, and drop them; report connection problems."""
+        """Send a refusal to clients whose key was revoked, and drop them; report connections that could not be
+        accepted, and errors of the authenticator, in the run's log."""
         for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
             self._subscribers.forget(peer)
             why = "the key of this connection is no longer valid for watching; ask the owner of the run for another key"
@@ -229,14 +231,16 @@ class Hub:
             self.stop()
 
     def _close_for_restart(self) -> None:
-        """Write the journal and close. The socket files and hub.json remain for the restarted process."""
+        """Write the journal to disk, and close all files and sockets. The socket files and hub.json remain for the
+        restarted process."""
         self._control.journal_counts()
         self._journal.flush()
         self._close()
         self._alerts.close()
 
     def _finish(self) -> None:
-        """Handle the remaining frames, publish the end of the run, close, and remove the sockets and hub.json."""
+        """Handle the remaining frames, publish the end of the run, close all files and sockets, and remove the socket
+        files and hub.json."""
         deadline = time.monotonic() + LEAVE_S
         while self._frames.drain_all(self._active_s) and time.monotonic() < deadline:
             pass

@@ -1,4 +1,4 @@
-"""Checks the knobs that a training program declares."""
+"""Creates knobs from the declarations of a training program (`Loop.knob`), and checks the declarations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,8 @@ def declared_knob(
     about: str,
     waits: Callable[[Any], str] | None,
 ) -> tuple[Knob, Value]:
-    """The declared knob, and its value converted to `type`. Raises ValueError if the declaration is invalid."""
+    """Creates a knob from the arguments of `Loop.knob`, and converts its initial value to `type`. Raises ValueError if
+    the declaration is invalid."""
     if type not in TYPES:
         raise ValueError(f"knob {name}: a {type.__name__} is not a knob's type; legal: bool, int, float, str")
 

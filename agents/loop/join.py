@@ -42,10 +42,10 @@ def join(
     `axes`: this rank's coordinates, such as ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named
     axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,
     knobs are available only if `world` is 1. `hub` is "auto" (rank 0 starts a hub on its machine), "none", or the name
-    or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
-    shown beside the metrics. `host`: the machine on which the training runs, if this process only forwards the records
-    of another program; nothing is then reported about this process. `first_step`: the number of the first training
-    step, 0 or 1, from which clients count the completed steps.
+    or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts`:
+    properties of the run, by name, which the cockpit shows beside the metrics. `host`: the machine on which the
+    training runs, if this process only forwards the records of another program; nothing is then reported about this
+    process. `first_step`: the number of the first training step, 0 or 1, from which clients count the completed steps.
 
     Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
     loop runs without a hub if none can be started.

@@ -159,9 +159,9 @@ class Loop:
             raise interrupt
 
     def collectives(self, recorder: Callable[[], str]) -> None:
-        """Set the function that describes this rank's newest collectives in one sentence. The agent sends this
-        description with the rank's stacks. `recorder` is called in a thread of the agent, only when stacks are
-        collected, for example while the loop hangs.
+        """Set the function that describes this rank's newest collectives in one sentence. The agent sends this sentence
+        together with the stack traces of the rank's threads. `recorder` is called in a thread of the agent, only when
+        stacks are collected, for example while the loop hangs.
         """
         self._agent.collectives(recorder)
 

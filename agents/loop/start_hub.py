@@ -32,8 +32,8 @@ NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 def endpoint_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    """The endpoint and key with which this rank connects to the hub or to the relay of its node; None without a hub. If
-    this rank starts the hub or the relay, closing `stack` ends it.
+    """The endpoint and key with which this rank connects to the hub, or to the relay on its node that forwards messages
+    to the hub; None without a hub. If this rank starts the hub or the relay, closing `stack` ends it.
 
     Raises RunError if `hub` is invalid, OSError if `run_dir` cannot be created.
     """
@@ -72,7 +72,8 @@ def _start(
 
 
 class _HubAddress(Struct, array_like=True, frozen=True):
-    """The endpoints of the hub that rank 0 started."""
+    """The addresses of the hub that rank 0 started: over ipc for ranks on the same machine, over TCP for other
+    machines."""
 
     ipc: str | None = None
     tcp: Endpoints | None = None
@@ -103,8 +104,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
 
 
 def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
-    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If `elsewhere`
-    is given, the hub also listens on TCP if possible."""
+    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If there is
+    another machine, the hub also listens on TCP if possible."""
     listen, why = None, ""
     if elsewhere is not None:
         try:

@@ -14,8 +14,8 @@ PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """The part of a loop that a step uses: `at` sets the current operation, and `quietly` calls a function whose errors
-    are logged but not raised.
+    """The members of `Loop` that `StepReport` uses. `at` sets the current operation, and `quietly` calls a function
+    whose errors are logged but not raised.
     """
 
     doing: tuple[int, str, float]
@@ -79,14 +79,15 @@ class StepReport:
         self, loads: Mapping[int, Sequence[int]], dropped: Mapping[int, int] | None = None
     ) -> None:
         """Report the expert load of the whole job: for each layer, the number of token-expert pairs of each expert.
-        `dropped`: for each layer, how many of these pairs were dropped because their expert was full. Only rank 0's
-        report is used.
+        `dropped`: for each layer, how many token-expert pairs were dropped because they exceeded their expert's
+        capacity. Only rank 0's report is used.
         """
         self.experts, self.dropped = loads, dropped or {}
 
     def report_own_experts(self, loads: dict[int, list[int]]) -> None:
-        """Report this rank's part of the expert load. All ranks call this, with the same layers and experts. The
-        exchange at the end of the step gathers the parts of all ranks, and rank 0 reports their sum.
+        """Report the expert load of this rank's tokens: for each layer, the number of token-expert pairs of each
+        expert. All ranks call this, with the same layers and experts. The exchange at the end of the step gathers the
+        loads of all ranks, and rank 0 reports their sum.
         """
         self.own_experts = loads
 

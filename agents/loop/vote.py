@@ -27,7 +27,7 @@ Agree = Callable[[bytes], Sequence[bytes]]
 
 
 class RankStep(Struct, array_like=True, frozen=True):
-    """Measurements of a step on one rank, exchanged at the end of the step."""
+    """The measurements of a step on one rank, which all ranks exchange at the end of the step."""
 
     step: int
     step_ms: float
@@ -49,9 +49,9 @@ _decoder = msgspec.msgpack.Decoder(RankStep)
 
 
 class Agreement:
-    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated.
-    `waiting` is called with a command that waits for a later step, and with the reason. `settle`, `waiting` and
-    `pending` must not raise.
+    """The part that one rank takes in the votes on commands (knob changes and actions). `settle` is called with the
+    outcome of a command, after the knob board is updated. `waiting` is called with a command that waits for a later
+    step, and with the reason. `settle`, `waiting` and `pending` must not raise.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Agreement:
         self._voter = Voter(rank, board, pending, settle, BaseException, waiting)
 
     def step(self, own: RankStep) -> list[RankStep]:
-        """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement if an exchange
-        fails.
+        """Exchange the measurements of a finished step among all ranks and, if a command is pending, vote on it. Raises
+        Disagreement if an exchange fails.
         """
         if self._rank == LEADER:
             own = msgspec.structs.replace(own, command=self._voter.choose(own.step))

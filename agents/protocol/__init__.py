@@ -1,12 +1,14 @@
-"""The messages between processes. Messages are typed, versioned, and encoded as msgpack without extension types.
+"""The messages that ranks, relays, the hub and clients send to each other. Messages are typed, versioned, and encoded
+as msgpack without extension types.
 
 A frame is one msgpack value ``[version, [message, ...]]``. A message is an array ``[kind, field, ...]`` (an array-like
 Struct of msgspec): a newer peer may append fields, and an older peer ignores these fields. A batch of messages is sent
 as one frame, never as a ZeroMQ multipart message. `codec.decode` reads every frame: it checks size, version and types
 before any field is used.
 
-Units: a field whose name ends in ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, and a time
-whose name ends in ``_s`` is in seconds since the epoch. ``None`` means "no data", which is never the same as zero.
+Units: a field whose name ends in ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, and a point in
+time whose name ends in ``_s`` is in seconds since 1970 (UTC). ``None`` means "no data", which is never the same as
+zero.
 """
 
 from agents.protocol.base import FRAME_BYTES as FRAME_BYTES

@@ -16,7 +16,7 @@ MOST: Final = 64  # maximum number of messages in a frame that requests a change
 
 
 class _Key:
-    """A key of a packed map. No two keys compare equal, so a dict built from the map keeps duplicate entries."""
+    """A key of a msgpack map. No two keys compare equal, so a dict built from the map keeps duplicate entries."""
 
 
 _fields_decoder = msgspec.msgpack.Decoder(list[list[msgspec.Raw]])

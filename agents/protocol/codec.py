@@ -257,9 +257,9 @@ def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
 def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
     """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
-    A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised, or if `why` is
-    None, the message becomes `Unknown`. `why` is None for the messages inside an `Updates`: the hub forwards records
-    after checking only their kind and rank (`skim`), so a record may be malformed.
+    A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, this function raises `why`; if
+    `why` is None, the message becomes `Unknown` instead. `why` is None for the messages inside an `Updates`: the hub
+    forwards records after checking only their kind and rank (`skim`), so a record may be malformed.
     """
     found: list[Any] = []
     unknown = 0

@@ -1,4 +1,4 @@
-"""Messages that change a run: proposals, commands and acks, trials, and preview queries."""
+"""Messages about changes of a run's knobs: proposals, commands and acks, trials, and preview queries."""
 
 from typing import Annotated, Final, Literal
 

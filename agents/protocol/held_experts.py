@@ -1,4 +1,4 @@
-"""Facts in a rank's hello: the experts that the rank holds, by layer.
+"""The experts that a rank holds, by layer, as facts (name-value pairs) in the rank's hello.
 
 The value is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these
 layers. A list that is too long for one fact continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
@@ -56,7 +56,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """Parse the fact values that `held_texts` returns. Malformed groups are skipped."""
+    """Parse the strings that `held_texts` returns. Malformed groups are skipped."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")

@@ -1,4 +1,4 @@
-"""The rows of the knob board, and the legal values of each knob."""
+"""The knobs of the knob board, each with its value in force and its legal values."""
 
 from typing import Annotated
 
@@ -38,7 +38,8 @@ class Legal(Struct, array_like=True, frozen=True):
 
 
 class KnobState(Struct, array_like=True, frozen=True, gc=False):
-    """One row of the knob board. `legal` depends on the other knobs and the layout."""
+    """One knob of the knob board: its value in force, its legal values and its properties. `legal` depends on the other
+    knobs and the layout."""
 
     name: Name
     value: FiniteValue

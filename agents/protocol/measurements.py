@@ -1,4 +1,5 @@
-"""Messages for vital signs, expert load and requests for full vectors."""
+"""Messages for measurements of devices and machines, for expert load, and for requests that ranks send
+samples."""
 
 from typing import Annotated, Final
 
@@ -7,7 +8,7 @@ from msgspec import Meta, Struct
 from agents.protocol.base import Count, Message, Name, Rank, Real
 
 TOP_EXPERTS: Final = 3
-LEASE_S: Final = 60.0  # maximum time for which ranks send full vectors after one request
+LEASE_S: Final = 60.0  # maximum time for which ranks send more samples after one request
 
 Reasons = Annotated[list[Name], Meta(max_length=16)]
 
@@ -56,8 +57,8 @@ class LoadSummary(Struct, array_like=True, frozen=True):
 
 
 class Loads(Message, frozen=True):
-    """A summary of every layer's load, sent by rank 0 at each step. The full vectors are in `Experts`, which is sent
-    less often.
+    """A summary of every layer's load, sent by rank 0 at each step. The load of each single expert is in `Experts`,
+    which is sent less often.
     """
 
     step: Count
@@ -69,10 +70,10 @@ SAMPLES: Final = "samples"
 
 
 class Sample(Message, frozen=True):
-    """Requests full vectors for a limited time. Clients send this message to the hub; the hub sends its own `Sample` to
-    the ranks.
+    """Requests that ranks send samples more often for a limited time: the load of each expert, pipeline timelines, or
+    all-to-all bytes by destination. Clients send this message to the hub; the hub sends its own `Sample` to the ranks.
 
-    The hub chooses `every` so that all ranks send vectors of the same steps, at a rate that the hub can handle.
+    The hub chooses `every` so that all ranks send samples of the same steps, at a rate that the hub can handle.
     """
 
     kinds: Annotated[list[Name], Meta(max_length=16)]  # experts, timeline, peers

@@ -1,5 +1,6 @@
-"""The list of record kinds. A newer record replaces the older record of the same kind. The run's state, the update log,
-the recording and the relay use this list.
+"""Lists the message types that are records: of each type, a newer message replaces the older one of the same rank or,
+if it describes the whole job, the older one. The run's state, the update log, the recording and the relay use these
+lists.
 """
 
 from typing import Final, get_args

@@ -50,7 +50,8 @@ class Hello(Message, frozen=True):
 
 
 class Board(Message, frozen=True):
-    """The current knob board. The leader sends this message with its hello and after each applied revision."""
+    """The knob board: all knobs with their values in force and their legal values. The leader sends this message with
+    its hello and after each applied change of knobs."""
 
     rank: Rank
     revision: Revision
@@ -157,8 +158,8 @@ class Experts(Message, frozen=True):
 
 
 class Action(Struct, array_like=True, frozen=True, gc=False):
-    """One pipeline action: its kind (F, B or W), its micro-batch, and its start and end in ms since the start of the
-    pipeline window.
+    """One pipeline action: its kind (F, B or W), its micro-batch, and its start and end in ms since the step's pipeline
+    started.
 
     If the schedule has separate W actions, B computes only the input gradients.
     """
@@ -224,7 +225,7 @@ ALERT: Final = "alert"
 
 
 class Event(Message, frozen=True):
-    """A notable event, shown to the user."""
+    """An event for the run's log, such as a saved checkpoint or an error."""
 
     time_s: Real
     level: Literal["info", "warning", "error"]
@@ -243,8 +244,9 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """History that is older than the data in all earlier messages. A restarted hub reads this history from the run's
-    recording. In a snapshot, `Recalled` holds the part of the curve that is older than the newest summaries.
+    """Summaries, events and metric curves from before those in all earlier messages. A restarted hub reads them from
+    the run's recording. In a snapshot, `Recalled` holds the part of the metric curves that is older than the newest
+    summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
     chronological order, and `curve` is older than `summaries`.
@@ -256,8 +258,8 @@ class Recalled(Message, frozen=True):
 
 
 class Alert(Message, frozen=True):
-    """A condition found by a detector of the hub. The alert is published when it is raised, at intervals
-    while it is active, and once more, with `active` false, when it ends.
+    """A problem that one of the hub's detectors has found, such as a straggler or a loss spike. The alert is published
+    when it is raised, at intervals while it is active, and once more, with `active` false, when it ends.
     """
 
     name: Name  # name of the condition: "straggler", "loss_spike", ...
@@ -284,6 +286,6 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank cannot come back. A stopped or silent process may come back. So may a lost process on
-        another machine: the hub cannot check whether such a process has ended."""
+        """Whether the rank cannot come back. A stopped or silent process may come back. A lost process on another
+        machine may also come back, because the hub cannot check whether it has ended."""
         return self.clean or self.process == "ended"

@@ -33,7 +33,8 @@ class StackQuery(Message, frozen=True):
 
 
 class CodeFrame(Struct, array_like=True, frozen=True):
-    """One frame of a stack. `installed`: the file belongs to Python or to an installed package, not to the program."""
+    """One frame of a Python stack. `installed`: the file belongs to Python or to an installed package, not to the
+    program."""
 
     file: Word  # the end of its path, if the path is too long
     line: Count
@@ -54,7 +55,8 @@ class ThreadStack(Struct, array_like=True, frozen=True):
 
 
 class RankStacks(Message, frozen=True):
-    """The answer of one rank: its threads, training thread first, and the operation that the rank reports."""
+    """The answer of one rank to a stack query: the stacks of its threads, training thread first, and the operation that
+    the rank reports as its current one."""
 
     rank: Rank
     id: Name  # id of the query

@@ -23,8 +23,9 @@ PAUSE_S = 1.0  # pause after an internal error, because the error may occur agai
 
 
 class Agent:
-    """The agent of one rank. `doing` returns the step, the current operation and the operation's start
-    (`time.monotonic()`). `sensors`: the sensors of the rank's device and machine.
+    """Sends one rank's telemetry to the hub and receives the hub's commands. `doing` returns the step, the current
+    operation and the operation's start (`time.monotonic()`). `sensors` reads the load of the rank's device and machine,
+    such as GPU utilisation.
 
     Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. `fallback`: the
     hub, if `endpoint` is a relay. Methods are called from the trainer's thread.
@@ -82,26 +83,26 @@ class Agent:
             self._outbox.put(message)
 
     def preview(self, hook: Previewer) -> None:
-        """Answer preview queries with `hook`, which is called in the agent's thread. Call this on the leader, before
-        `introduce`."""
+        """Answer preview queries (what would these knob changes do?) with `hook`, which is called in the agent's
+        thread. Call this on the leader, before `introduce`."""
         if self._link:
             self._link.preview = hook
 
     def collectives(self, recorder: Recorder) -> None:
-        """Set the function that describes the newest collectives in one sentence. The agent sends this description with
-        the stacks of this rank. The agent's thread calls `recorder`, possibly while the training thread hangs in a
-        collective.
+        """Set the function that describes this rank's most recent collectives in one sentence. The agent sends this
+        description with the stacks of this rank. The agent's thread calls `recorder`, possibly while the training
+        thread hangs in a collective.
         """
         if self._link:
             self._link.stacks.recorder = recorder
 
     @property
     def attached(self) -> bool:
-        """Whether the agent has an endpoint and sends messages."""
+        """Whether the agent has an endpoint and is not muted (`mute`)."""
         return self._link is not None and self._unmuted.is_set()
 
     def wants(self, kind: str, step: int) -> bool:
-        """Whether to send the full vectors of `kind` ("experts", "timeline", "peers") for this step."""
+        """Whether to send a sample of `kind` ("experts", "timeline", "peers") for this step."""
         return self._link is not None and self.attached and self._link.sampling.due(kind, step)
 
     def mute(self, muted: bool) -> None:
@@ -125,7 +126,8 @@ class Agent:
 
     @property
     def pending(self) -> Command | None:
-        """The oldest command that is not settled yet; always None on ranks other than the leader."""
+        """The oldest command whose outcome has not been passed to `settle` yet; always None on ranks other than the
+        leader."""
         return self._orders.oldest
 
     def settle(self, ack: Ack) -> None:

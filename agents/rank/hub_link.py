@@ -99,7 +99,7 @@ class HubLink:
 
     @property
     def capabilities(self) -> list[str]:
-        """The queries that this rank answers."""
+        """The kinds of queries from the hub that this rank can answer: `STACKS`, `PREVIEWS`, both or neither."""
         return [*([STACKS] if self._sensors.process else []), *([PREVIEWS] if self.preview else [])]
 
     @property

@@ -63,7 +63,8 @@ class Knob:
 
 
 def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
-    """Create a knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
+    """Create a knob that starts an action, such as saving a checkpoint, instead of holding a value. `ends` marks an
+    action that ends the run."""
     return Knob(
         name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
     )

@@ -1,5 +1,5 @@
-"""The agents of many ranks in one process, for example those of a simulated cluster. To the hub, the process looks
-like a relay.
+"""Sends the telemetry of many ranks from one process, for example from a simulation, and receives commands for them. To
+the hub, the process looks like a relay.
 
 No thread is started, so the caller must call `turn` regularly. The caller builds the frames and may encode many records
 at once (`codec.frame_of_joined`).
@@ -51,7 +51,8 @@ INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hu
 class ManyRanks:
     """One connection to a hub, shared by many ranks. Without an endpoint nothing is sent and no command arrives.
 
-    `introduce` sets the ranks' hellos, which are sent at once and again whenever a hub requests them.
+    `introduce` sets the `Hello` message of each rank; these messages are sent at once, and again whenever a hub
+    requests them.
     """
 
     def __init__(self, run: str, endpoint: str | None, key: Key | None = None) -> None:
@@ -89,8 +90,8 @@ class ManyRanks:
     # ------------------------------------------------------------------------------------------- ranks
 
     def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
-        """Set the ranks' hellos and the leader's knob board, and send both to the hub. Call this method again after
-        each applied change, before `settle`, so that subscribers get the new board before the acks."""
+        """Set the `Hello` message of each rank and the leader's knob board, and send them to the hub. Call this method
+        again after each applied change, before `settle`, so that subscribers get the new board before the acks."""
         extra = [PREVIEWS] if self.preview else []
         self._hellos = {
             hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])
@@ -100,15 +101,15 @@ class ManyRanks:
         self._introduce(self._hellos)
 
     def silence(self, ranks: Collection[int]) -> None:
-        """Set which ranks are silent. A silent rank sends nothing, as if its machine had failed. A rank that is no
-        longer silent sends its hello again. The caller must not send records of silent ranks."""
+        """Stop sending for `ranks`, and only for these, as if their machines had failed. A rank that is no longer
+        silent sends its `Hello` again. The caller must not send records of silent ranks."""
         back = self._silent.difference(ranks)
         self._silent = frozenset(ranks)
         self._introduce(back)
 
     def _introduce(self, ranks: Iterable[int]) -> None:
-        """Send the hellos of `ranks`. Each frame begins with the introduction of this connection: a hub that has
-        restarted since the last frame would take the connection for that of a single rank."""
+        """Send the `Hello` messages of `ranks`. Each frame begins with a `Relay` message; without it, a hub that has
+        restarted since the last frame would take this connection for that of a single rank."""
         age = time.monotonic() - self._began_s
         sent = [rank for rank in ranks if rank in self._hellos and rank not in self._silent]
         messages: list[Message] = [structs.replace(self._hellos[rank], age_s=age) for rank in sent]
@@ -181,7 +182,7 @@ class ManyRanks:
 
     @property
     def pending(self) -> Command | None:
-        """The oldest command that is not settled yet."""
+        """The oldest command whose outcome has not been passed to `settle` yet."""
         return self._commands.oldest
 
     def settle(self, acks: list[Ack]) -> None:
@@ -191,13 +192,13 @@ class ManyRanks:
         self.send(ack for ack in acks if ack.rank not in self._silent)
 
     def wants(self, kind: str, step: int) -> bool:
-        """Whether to send the full vectors of `kind` ("experts" or "timeline") for this step."""
+        """Whether to send a sample of `kind` ("experts" or "timeline") for this step."""
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks that must send their all-to-all bytes per destination rank in this step. With at most `UNASKED`
-        ranks, all ranks send these bytes every `EVERY` steps. In all other cases, a rank sends these bytes only if a
-        client has requested them.
+        """The ranks that must send their all-to-all bytes per destination rank in this step. In a run with at most
+        `UNASKED` ranks, all ranks send these bytes every `EVERY` steps. In all other cases, a rank sends these bytes
+        only if a client has requested them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

@@ -1,5 +1,5 @@
 """Facts about the start of a run: the user, the versions, the command, and where the run's files are. The leader sends
-these facts in its hello.
+these facts to the hub in its `Hello` message.
 """
 
 import getpass

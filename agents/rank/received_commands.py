@@ -11,7 +11,7 @@ PENDING = 64
 
 
 class ReceivedCommands:
-    """Pending commands, and the acknowledgements of settled ones; used by two threads."""
+    """The commands that this rank has not acknowledged yet, and its latest acknowledgements; used by two threads."""
 
     def __init__(self) -> None:
         # The lock is held only for a few dictionary operations, never during a socket call.
@@ -21,8 +21,8 @@ class ReceivedCommands:
 
     @property
     def oldest(self) -> Command | None:
-        """The oldest pending command. The training loop reads this property at every step, so it takes no lock if no
-        command is pending."""
+        """The oldest command that this rank has not acknowledged yet. The training loop reads this property at every
+        step, so it takes no lock if no command is pending."""
         if not self._pending:
             return None
         with self._lock:
@@ -36,14 +36,14 @@ class ReceivedCommands:
             self._pending.pop(ack.revision, None)
 
     def receive(self, command: Command, hello: Hello, board: Board | None) -> Ack | None:
-        """Add a command from the hub to the pending commands. If the command is already settled, return its
-        acknowledgement instead."""
+        """Add a command from the hub to the pending commands. If this rank has already acknowledged the command, return
+        that acknowledgement instead."""
         with self._lock:
             if command.revision in self._pending:
                 return None
             known = self._acks.get(command.revision)
             if known is None and command.revision <= hello.revision:
-                # The process that this one resumes has already settled the command; the current knob values
+                # The process that this one resumes has already applied the command; the current knob values
                 # include it.
                 known = Ack(
                     hello.rank, command.revision, "applied", hello.step, board.digest if board else "unknown"

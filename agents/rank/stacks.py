@@ -1,7 +1,8 @@
 """The Python stacks of this process, read by the agent's thread while the training thread hangs in a collective.
 
 Collectives release the GIL, so the agent's thread continues to run. Reading a source file may hang too, for example on
-a network disk. So a separate thread reads the source lines, and the answer waits only briefly for that thread.
+a network disk. So a separate thread reads the source lines, and the agent's thread waits at most `READ_S` seconds for
+it.
 """
 
 import linecache
@@ -26,7 +27,7 @@ OUTERMOST = 16  # frames kept at the outer end of a stack that has more than `MO
 TEXT_BYTES = 48 << 10  # maximum size of all frames of an answer; further threads are left out
 
 Recorder = Callable[[], str]
-"""Returns what the program knows about its newest collectives, in one sentence; "" if it knows nothing."""
+"""Returns what the program knows about its most recent collectives, in one sentence; "" if it knows nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class _Place:
 
 
 class Stacks:
-    """Answers stack queries about this process. `training`: the training thread, whose stack comes first."""
+    """Answers the hub's queries for the Python stacks of this process. `training`: the training thread, whose stack
+    comes first."""
 
     def __init__(self, training: int) -> None:
         self.recorder: Recorder | None = None
@@ -48,8 +50,8 @@ class Stacks:
         self._reading: threading.Thread | None = None
 
     def answer(self, query: StackQuery, pulse: Pulse) -> RankStacks | None:
-        """The stacks of this process, with the operation in `pulse`; None if the last answer was given less than
-        `PERIOD_S` ago."""
+        """The stacks of this process, with the operation that `pulse` names; None if this method returned stacks less
+        than `PERIOD_S` ago."""
         now = time.monotonic()
         if now - self._answered_s < PERIOD_S:
             return None
@@ -81,8 +83,8 @@ class Stacks:
                 yield names.get(ident, f"thread {ident}"), _places(frames[ident])
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
-        """Read the source lines, by file and line number, and the recorder's one-sentence description of the newest
-        collectives. Whatever cannot be read within `READ_S` seconds is left out.
+        """Read the source lines, by file and line number, and the recorder's one-sentence description of the most
+        recent collectives. Whatever cannot be read within `READ_S` seconds is left out.
         """
         code: dict[tuple[str, int], str] = {}
         sentence: list[str] = []

@@ -18,8 +18,8 @@ Pending = Callable[[], Command | None]
 
 
 class Voter:
-    """Takes part in the ranks' votes on behalf of one rank. `pending` returns the leader's pending command. `settle` is
-    called with the outcome, after the board is updated.
+    """Takes part in the ranks' votes on behalf of one rank. `pending` returns the command that the leader must put to
+    the vote next, or None. `settle` is called with this rank's ack of the command, after the knob board is updated.
 
     `errors`: the exceptions that a knob may raise to refuse a change. Even if something fails on a rank, that rank
     still votes, because the other ranks wait for its vote. `waiting` is called on the leader at each step at which a
@@ -40,7 +40,7 @@ class Voter:
         self._errors = errors
 
     def choose(self, step: int) -> Command | None:
-        """On the leader: the pending command to vote on, or None. An expired or illegal command is settled at once,
+        """On the leader: the pending command to vote on, or None. An expired or illegal command is refused at once,
         without a vote."""
         command = self._pending()
         if command is None or command.revision <= self._board.revision:
@@ -60,7 +60,8 @@ class Voter:
         return command
 
     def vote(self, command: Command, step: int, exchange: Callable[[str], Sequence[str]]) -> Prepared | None:
-        """Prepare the command and exchange votes; returns what to commit, or None if a rank objects.
+        """Prepare the command's changes and exchange votes with the other ranks. Returns the argument `prepared` of
+        `commit`, or None if a rank votes against the command.
 
         `exchange` takes this rank's vote and returns the votes of all ranks, in rank order.
         """

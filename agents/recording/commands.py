@@ -76,14 +76,14 @@ T = TypeVar("T")
 
 
 class Entry(Struct, frozen=True):
-    """A command in the journal."""
+    """A command (a proposed change of knobs, or an action) as the journal stores it."""
 
     state: CommandState
     expires_step: int | None = None
 
 
 class TrialEntry(Struct, frozen=True):
-    """A trial in the journal."""
+    """A trial of knob values as the journal stores it."""
 
     state: TrialState
     times: list[float] = []  # step times in ms before the change
@@ -93,8 +93,8 @@ class TrialEntry(Struct, frozen=True):
 
 @dataclass
 class Journalled:
-    """All commands and trials of a run, oldest first. `damage` contains a one-sentence message for each unreadable
-    part."""
+    """All commands and trials of a run, oldest first. `damage`: one sentence for each problem that was found, such as
+    missing rows of a table."""
 
     commands: list[Entry] = field(default_factory=list)
     trials: list[TrialEntry] = field(default_factory=list)

@@ -39,7 +39,8 @@ class Database(sqlite3.Connection):
 
 
 class OpenFile:
-    """A database that this process has opened, with the identity of each of its files at that time."""
+    """A database that this process has opened. Remembers the device and inode of each of its files, to notice whether a
+    file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +48,7 @@ class OpenFile:
 
     @property
     def removed(self) -> bool:
-        """Whether one of the files has been removed or replaced since it was opened."""
+        """Whether one of the database's files has been removed or replaced since this process opened it."""
         return _files(self.path) != self._files
 
 
@@ -172,7 +173,8 @@ class _Frame:
 
 
 def _frames(log: Path, page: int) -> Iterator[_Frame]:
-    """The frames of the current generation of the log. Frames of older generations have different salts."""
+    """The frames that were written to the log since SQLite last restarted it. Older frames, which SQLite overwrites one
+    by one, contain other salts."""
     if not log.exists():
         return
     with log.open("rb") as file:

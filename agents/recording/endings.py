@@ -48,7 +48,8 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The final states of hub processes before `epoch`, newest first; processes without a leader are skipped.
+    """The final states of the hub processes that ran before the hub process `epoch`, newest first; a process is skipped
+    if its last segment contains no hello message of the leader rank.
 
     Raises RecordingError if the remaining states cannot be read, NothingRecordedError if nothing is recorded.
     """

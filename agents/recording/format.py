@@ -1,9 +1,10 @@
 """The format of a recording, which holds a run's updates in `run.db`. The command journal is a separate file.
 
-A recording consists of segments. A segment begins with a snapshot (the state of the run after a given update), followed
-by the updates after the snapshot. So each segment can be read alone, and old segments can be thinned or deleted one at
-a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds, with timestamps from
-the hub's clock, packed as in messages and then compressed.
+A recording is divided into segments. A segment begins with a snapshot (the state of the run after a given update),
+followed by the updates after the snapshot. So each segment can be read without the others, and old segments can be
+thinned or deleted one at a time. If updates are missing between two rows, a new segment begins after the gap. A row
+holds the updates of a few hundred milliseconds, with timestamps from the hub's clock, packed as in messages and then
+compressed.
 
 In a thinned segment, the per-rank records (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands, knobs
 and hellos are kept.
@@ -120,8 +121,8 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
-    """The updates of a row, decoded batch by batch to limit memory use. Raises RecordingError if the row is damaged, or
-    has more than `most_bytes` bytes uncompressed.
+    """The updates in `data`, the compressed column of a row of the recording, decoded batch by batch to limit memory
+    use. Raises RecordingError if the row is damaged, or has more than `most_bytes` bytes uncompressed.
     """
     try:
         for batch in _unread.decode(_unzip(data, most_bytes)):
@@ -186,7 +187,8 @@ def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Ite
 
 
 def row_of(segment: int, batches: list[Batch], step: int | None) -> tuple[Any, ...]:
-    """The columns of a row of `feed` except its id. `batches`: one or more consecutive batches of one segment."""
+    """The columns, except the id, of a new row for the table `feed`, which holds the recorded updates. `batches`: one
+    or more consecutive batches of one segment."""
     newest = batches[-1]
     last = newest.first + len(newest.updates) - 1
     columns = segment, batches[0].first, last, float(newest.time_s), step

@@ -33,7 +33,8 @@ _HELLO = str(Hello.__struct_config__.tag)
 
 @dataclass(frozen=True)
 class Glance:
-    """The last known values in a recording. Times are Unix times from the hub's clock."""
+    """What the end of a recording tells about the run: its last step and loss, and whether it ended or failed. Times
+    are Unix times from the hub's clock."""
 
     first_s: float
     last_s: float

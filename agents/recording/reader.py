@@ -16,7 +16,7 @@ Newest = tuple[int | None]
 
 class Moment(Struct, frozen=True):
     """One element of a recording: an `update`, or a `snapshot` at the start of a segment. If the snapshot of a segment
-    cannot be read, its moment has neither an update nor a snapshot.
+    cannot be read, `update` and `snapshot` are both None.
     """
 
     epoch: str
@@ -76,7 +76,8 @@ class Recording(Tables):
         return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
 
     def moments(self, segment: int = 0) -> Iterator[Moment]:
-        """All readable moments from segment `segment` on; unreadable parts are added to `damage`."""
+        """All readable snapshots and updates from segment `segment` on, in chronological order. A message for each
+        unreadable snapshot or row, and for each gap, is added to `damage`."""
         before: tuple[str, int] | None = None  # epoch and sequence number up to which no update is missing
         for one in [one for one in self.segments() if one.id >= segment]:
             if one.follows and before and before != (one.epoch, one.seq):

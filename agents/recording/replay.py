@@ -16,8 +16,8 @@ from agents.state.run_state import RunState
 
 
 class Replay:
-    """Moves through a recording. `state` is the state of the run at the current position: after update `seq` of the hub
-    process `epoch`.
+    """Rebuilds the state of a run from its recording, at a position that can move forward and back. `state` is the
+    state at the current position: after update `seq` of the hub process `epoch`.
 
     `thinned`: whether the per-rank records at this position have been deleted. `resets` counts how often `state` was
     rebuilt.
@@ -49,7 +49,7 @@ class Replay:
         return self._next.time_s if self._next else None
 
     def seek(self, place: Position) -> None:
-        """Move to a position, forward or back."""
+        """Move to the position `place` of the recording, forward or back."""
         segments = self.recording.segments()
         start = next((one for one in segments if one.id >= place.segment), None)
         if start is None:

@@ -44,8 +44,8 @@ RowColumns = tuple[int, int, int, Seconds, int | None]
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment of a recording. The segment's snapshot is the state after update `seq`; `step` is the newest step
-    with a summary in that state.
+    """A segment of a recording: a snapshot of the run's state and the updates that follow it. The snapshot is the state
+    after update `seq`; `step` is the newest step with a summary in that state.
     """
 
     id: int
@@ -112,8 +112,8 @@ class Tables:
             raise RecordingError(f"{self.path}: {recorded_version_refusal(wire[0][0])}")
 
     def note(self, damage: str) -> None:
-        """Add a message about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`
-        messages.
+        """Add a message about missing or unreadable data, such as a row, to `damage`, unless it is already there or
+        `damage` has `MOST_NOTES` messages.
         """
         if damage not in self.damage and len(self.damage) < MOST_NOTES:
             self.damage.append(clip(damage))

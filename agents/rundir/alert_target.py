@@ -12,8 +12,8 @@ LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
 
 
 class AlertTarget(NamedTuple):
-    """A command (`words`), or the URL `words[0]` if `post` is set. Messages refer to the target as `shown`, because a
-    URL may contain a secret and every client can read the log.
+    """Where a hub sends alerts: to the command line `words` or, if `post` is set, to the URL `words[0]`. Messages refer
+    to the target as `shown`, because a URL may contain a secret and every client can read the log.
     """
 
     words: list[str]

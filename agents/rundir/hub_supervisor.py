@@ -85,8 +85,8 @@ class HubSupervisor:
             self._plan_restart(f"could not be started ({error})")
 
     def tick(self) -> None:
-        """Check the hub, and restart it if it has died and a restart is due. A call takes microseconds unless it starts
-        a process.
+        """Check the hub. If it has died and the delay before its restart has passed, restart it. A call takes
+        microseconds unless it starts a process.
         """
         if self._hub is not None:
             status = self._hub.poll()
@@ -186,8 +186,8 @@ def hub_of(
     """Yield a `Reach`, by which ranks of this machine connect to the hub, and the hub's supervisor. If `hub` is "auto",
     this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
-    The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
-    With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live hub.
+    The hub's sockets are in the directory `sockets`, which is not removed at the end, or else in a new directory, which
+    is. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None

@@ -46,7 +46,8 @@ JOB = (
 
 
 class Place(NamedTuple):
-    """Where a rank runs, according to its launcher."""
+    """What the launcher's environment variables say about a rank: its node and job, its number on the node, and the
+    number of ranks on the node and in the job."""
 
     job: tuple[str, ...]  # the same on all ranks of the node, and different on other nodes and in other jobs
     local_rank: int
@@ -59,7 +60,7 @@ class Place(NamedTuple):
 
 
 def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Where this process runs; None if its environment does not say which ranks share a node."""
+    """The node and job of this process; None if its environment does not say which ranks share a node."""
     job = tuple(environ.get(name, "") for name in JOB)
     node = _first(environ, NODE) or "0"
     tasks = tasks_per_node(_first(environ, TASKS) or "")
@@ -103,7 +104,7 @@ def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
     """Yield how this rank connects to the hub: through the relay of its node if the job uses relays, otherwise
-    `reached` unchanged. Local rank 0 starts the relay, and ends it when this context closes.
+    directly, as `reached` says. Local rank 0 starts the relay, and ends it when this context closes.
 
     Raises RunError if `COCKPIT_RELAY` is invalid.
     """
@@ -180,7 +181,7 @@ def _supervised(hub: Reach, run: str, endpoints: Endpoints) -> Iterator[None]:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that the relay itself wrote."""
+    """The last line of the log that the relay itself wrote; the supervisor's lines begin with a date."""
     with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line for line in reversed(lines) if line and not line[:4].isdecimal()), "no message")

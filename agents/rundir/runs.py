@@ -45,8 +45,8 @@ def newest_live(runs_dir: Path) -> Run | None:
 
 
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
-    """The endpoints of a live run. `target` is the run's name in `runs_dir`, the run's folder, or an ``ipc://`` or
-    ``tcp://`` URL.
+    """The socket addresses (endpoints) of the hub of a live run. `target` is the run's name in `runs_dir`, the run's
+    folder, or an ``ipc://`` or ``tcp://`` URL.
 
     An ipc URL contains the path of the socket directory or of a socket in that directory. `None` selects the newest
     live run. A hub on another machine is reached over TCP if its run folder is on a shared file system. Raises RunError

@@ -1,7 +1,8 @@
-"""The hellos of all ranks, with equal strings and facts stored only once.
+"""The hello messages of all ranks (the first message of a rank, with its properties), with equal strings and facts
+stored only once.
 
-Most strings and facts are equal on all ranks, or on ranks with the same experts. Without sharing, the hellos of 4,096
-ranks take 15 MiB.
+Most strings and facts are equal on all ranks, or on ranks with the same experts. If each were stored in full, the hello
+messages of 4,096 ranks would take 15 MiB.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ MOST = (
 
 
 class Hellos(dict[int, Hello]):
-    """Hellos by rank. Each hello is stored as a copy that reuses equal strings and facts of earlier hellos."""
+    """Maps each rank to its hello message, stored as a copy that reuses equal strings and facts of earlier hello
+    messages."""
 
     def __init__(self) -> None:
         super().__init__()

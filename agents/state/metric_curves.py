@@ -124,8 +124,8 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Insert those values of `part` that are older than this curve's oldest value of the metric. If this curve has
-        no values of the metric, insert the values before step `before`.
+        """`part` contains values of one metric. Insert those that are older than this curve's oldest value of that
+        metric. If this curve has no value of the metric, insert the values of steps before `before`.
         """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before
@@ -141,7 +141,8 @@ class Curve:
             self._widen(part.width)
 
     def cut(self, step: int) -> None:
-        """Remove `step` and all later steps. The bucket that contains `step` may lose its lowest or highest value."""
+        """Remove the values of `step` and of all later steps. The bucket that contains `step` may lose its lowest or
+        highest value."""
         for series in self.series.values():
             series.cut(step)
         self.series = {metric: series for metric, series in self.series.items() if series.steps}

@@ -1,7 +1,7 @@
 """Compares previews with later measurements, with one check for each quantity that a change was predicted to affect.
 
 The leader rank checks each applied change after some steps and sends the result as an event, with the numbers in its
-`facts`. So checks appear in the run's log, its recording and its replay, and survive a restart of the hub.
+`facts`. So the results appear in the run's log, in its recording and in replays, and survive a restart of the hub.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,8 @@ def check_event(
 
 
 def checks_of(event: Event) -> list[Check]:
-    """The preview checks in an event; empty if the event is of another kind or is incomplete."""
+    """The comparisons of previewed with measured values that an event contains; empty if the event is of another kind
+    or is incomplete."""
     if MARK not in event.facts:
         return []
     names = [name.removesuffix(".measured") for name in event.facts if name.endswith(".measured")]
@@ -82,7 +83,8 @@ def checks_of(event: Event) -> list[Check]:
 
 
 def trust(events: Iterable[Event]) -> dict[str, Trust]:
-    """For each quantity, how far to trust its previews, computed from all checks in a run's log."""
+    """For each previewed quantity, how accurate its previews were in this run: the number of checks in the run's log,
+    how many measured values were inside the predicted interval, and the mean relative error."""
     checks: dict[str, list[Check]] = {}
     for event in events:
         for check in checks_of(event):

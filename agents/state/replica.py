@@ -11,9 +11,9 @@ class Replica:
     """`state` is the state of the run after update `seq` of the hub process `epoch`.
 
     After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is empty until
-    the snapshot arrives; a credit message with an empty epoch requests a snapshot. `resets` counts how often `state`
-    was rebuilt. If `behind` is set, `state` is older than the last frame, because the hub is still sending earlier
-    changes.
+    the snapshot arrives; a credit message (flow control) with an empty epoch requests a snapshot. `resets` counts how
+    often `state` was rebuilt. If `behind` is set, `state` is older than the last frame, because the hub is still
+    sending earlier changes.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
@@ -37,8 +37,8 @@ class Replica:
     def apply(self, frame: Updates, applied: list[Update]) -> bool:
         """Apply a frame and append its updates to `applied`; False if a snapshot is needed.
 
-        When a snapshot is complete, `applied` is cleared, because `state.replay()` returns the updates that rebuild the
-        new state.
+        When all frames of a snapshot have arrived, the list `applied` is cleared, because `state.replay()` then returns
+        the updates that rebuild the new state.
         """
         done = (
             self._add_snapshot_frame(frame, applied) if frame.snapshot else self._apply_live(frame, applied)

@@ -1,8 +1,8 @@
 """The state of a run, built from updates by a pure reducer.
 
 The hub keeps a state, from which it makes snapshots; `replay` returns the shortest list of updates that rebuilds the
-state. Each client keeps a state of its own. Replaying a recording rebuilds the state at any sequence number. This
-module reads no clock.
+state. Each client keeps its own copy of the state. Replaying a recording up to a sequence number rebuilds the state
+after that update. This module reads no clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -90,8 +90,8 @@ class RunState:
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """The (step, value) pairs of a metric in `metric_curves.METRICS` over the whole run. Steps that are older than
-        all `summaries` are included only if the curve keeps them.
+        """The (step, value) pairs of a metric in `metric_curves.METRICS` over the whole run. Of the steps that are
+        older than all `summaries`, only those that the thinned curve still has are included.
         """
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
@@ -145,8 +145,8 @@ class RunState:
                 self._recall(update)
 
     def _forget_ranks(self) -> None:
-        """Remove the board and all per-rank data, because new processes have replaced the ranks, perhaps in another
-        layout.
+        """Remove the knob board, the expert loads and all per-rank data, because new processes have replaced the ranks,
+        perhaps in another layout.
         """
         self.hellos.clear()
         self.gone.clear()

@@ -32,8 +32,8 @@ RANKS_NAMED = 8  # maximum number of ranks listed for one place
 @dataclass(frozen=True)
 class StackGroup:
     """Ranks whose training threads are at the same place in the code. `shown`: the stacks of the group's
-    lowest-numbered rank. `place`: a function and the line of the program's own code that calls it, such as
-    ``all_reduce (train.py:41)``. Each group has a different `place`."""
+    lowest-numbered rank. `place`: a function and the line of the program's own code that calls it, such as ``all_reduce
+    (train.py:41)``. No two groups have the same `place`."""
 
     ranks: tuple[int, ...]
     shown: RankStacks
@@ -48,8 +48,8 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run has stalled, derived from the stacks of its ranks. The `odd` ranks are at a different place from the
-    others, or did not answer.
+    """Why a run has stalled, derived from the stack traces of its ranks. The `odd` ranks are at a different place in
+    the code from the other ranks, or did not send their stacks.
     """
 
     sentence: str
@@ -58,7 +58,8 @@ class Explanation:
 
 
 def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanation:
-    """Group the answers to one query, and describe in one sentence where the ranks are and which of them are `odd`."""
+    """Group the ranks by the stacks that they sent in answer to one query, and describe in one sentence where in the
+    code they are, and which of them are `odd` (at a different place from the others, or silent)."""
     groups = grouped(answers)
     silent = [one.rank for one in end.unanswered]
     odd = _odd(groups)
@@ -198,11 +199,11 @@ def _key(frame: CodeFrame) -> tuple[str, int]:
 
 
 def _place_of(stacks: RankStacks) -> object:
-    """A key that is equal for ranks at the same place in the code. It contains the lines of the program's own code, but
-    of installed code only the functions.
+    """A key that is equal for ranks whose stacks are at the same place in the code. It contains the line numbers of the
+    frames in the program's own code. For a frame in an installed package, it contains only the file and the function.
 
-    Lines of installed code are left out, because an installed function may wait in a loop, so its current line varies.
-    They are included only if the stack has no line of the program's own code.
+    A function of a package may wait in a loop, so its current line varies. Its line number is included only if the
+    stack has no frame in the program's own code.
     """
     frames = _frames(stacks)
     own = any(not one.installed for one in frames)

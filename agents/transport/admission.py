@@ -19,8 +19,8 @@ RESERVE_IPC: Final = 16  # number of descriptors that local connections must lea
 
 
 class Admission:
-    """Checks new connections of a listening socket. `turned_away`: connections closed since the caller last reset it to
-    0.
+    """Closes new connections of a listening socket when too few file descriptors are left. `turned_away`: connections
+    closed since the caller last reset it to 0.
     """
 
     def __init__(self, listening: zmq.Socket[bytes], reserve: int) -> None:
@@ -30,7 +30,7 @@ class Admission:
         self.monitor = listening.get_monitor_socket(zmq.EVENT_ACCEPTED)
 
     def close_excess(self) -> None:
-        """Close each new connection whose descriptor is one of the reserved ones."""
+        """Close each new connection that has taken a file descriptor from the reserve."""
         while self.monitor.poll(0):
             descriptor = recv_monitor_message(self.monitor)["value"]
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

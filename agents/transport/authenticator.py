@@ -48,11 +48,12 @@ class ZapAuthenticator:
         self._thread.start()
 
     def known(self, key: bytes) -> Listed | None:
-        """The row of a public key (Z85) in the list, even if the key is revoked; None if the key is not in the list."""
+        """The entry of a public key (Z85) in the list of keys, even if the key is revoked; None if the key is not in
+        the list."""
         return self._by_key.get(key)
 
     def grant(self, key: bytes) -> Listed | None:
-        """The row of a public key in the list; None if the key is not in the list or is revoked."""
+        """The entry of a public key in the list of allowed keys; None if the key is not in the list or is revoked."""
         row = self._by_key.get(key)
         return row if row is not None and row.revoked_s is None else None
 

@@ -56,7 +56,7 @@ class Key(Struct, frozen=True):
 
 
 class Listed(Struct, frozen=True):
-    """A row of the list of keys."""
+    """An entry in the hub's list of keys: the public key, its name, its role, and when it was made and revoked."""
 
     name: KeyName
     role: Role

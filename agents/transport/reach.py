@@ -12,7 +12,8 @@ RELAY_START_S = 15.0
 
 
 class Reach(NamedTuple):
-    """What a rank needs to connect to a hub or to a relay."""
+    """The endpoint and the key with which a rank connects to a hub, or to a relay that forwards its messages to the
+    hub."""
 
     endpoint: str
     key: Key | None = None  # over TCP

@@ -2,8 +2,8 @@
 connection.
 
 If a hub refuses a key over TCP, the hub ends the handshake without a message. Only the socket's monitor reports the
-refusal. After several refusals libzmq stops trying. This class therefore reconnects by itself: the key may have been
-added to the hub's list in the meantime.
+refusal. After several refusals libzmq stops trying to reconnect. This class therefore reconnects by itself: the key may
+have been added to the hub's list in the meantime.
 """
 
 import errno

@@ -1,5 +1,5 @@
-"""The hub's sockets. Each peer has a role. Over ipc the role depends on the socket; over TCP it depends on the peer's
-verified key.
+"""The hub's sockets. Each peer has a role: rank, operator or viewer. Over ipc the role depends on the socket; over TCP
+it depends on the peer's verified key.
 
 Over ipc the permissions of the private directory decide who can connect, and a peer chooses its role by the socket to
 which it connects: a program that should only watch connects to the viewers' socket. Over TCP the sender's key is known
@@ -167,7 +167,7 @@ class ServerSockets:
         return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
 
     def admit(self) -> None:
-        """Check new connections against the limits. Must be called after each poll."""
+        """Close new connections that take a file descriptor from the hub's reserve. Must be called after each poll."""
         for one in self._admissions:
             one.close_excess()
 

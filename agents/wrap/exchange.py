@@ -18,7 +18,8 @@ class ClosedError(Exception):
 
 class StoreRanks:
     """Gives this rank access to the store of the program's default process group. Create an instance while the process
-    group exists. The methods are called in other threads. Once `closing` is set, waiting methods raise ClosedError."""
+    group exists. Threads other than the training thread call the methods. Once `closing` is set, waiting methods raise
+    ClosedError."""
 
     def __init__(self, closing: threading.Event) -> None:
         import torch.distributed as dist

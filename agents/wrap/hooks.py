@@ -14,7 +14,8 @@ Around = Callable[..., Any]
 
 
 class Hooks:
-    """The hooks of this process. `on`: whether the hooks are active."""
+    """The functions of torch that are wrapped in this process, in order to measure its training. `on`: whether the
+    wrappers measure; if False, they only call the original functions."""
 
     def __init__(self) -> None:
         self.on = True
@@ -27,8 +28,8 @@ class Hooks:
 
     def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:
         """Wrap the function `name` of a class or module: each call goes to `around`, with the original function and the
-        arguments. `also`: other modules in which the same function is wrapped too. Does nothing if `owner` has no
-        function `name`."""
+        arguments. `also`: other modules that have imported the function, and in which it is wrapped too. Does nothing
+        if `owner` has no function `name`."""
         original = getattr(owner, name, None)
         if original is None:
             return

@@ -21,7 +21,8 @@ JOIN_S = 5.0  # how long the end of a program waits for the thread
 
 
 class Joining:
-    """The thread that joins a run. `done`: whether the thread has ended. `failure`: why this process could not join."""
+    """The thread that joins a run. `done`: whether it has ended, successfully or not. `failure`: why this process could
+    not join."""
 
     def __init__(self) -> None:
         import torch.distributed as dist

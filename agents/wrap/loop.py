@@ -1,4 +1,5 @@
-"""The loop of a wrapped rank: reports its steps, and takes part in the rounds in which all ranks apply knob changes."""
+"""The loop of a wrapped rank: sends the hub its steps, and exchanges reports and votes with the other ranks every few
+steps (`agents.wrap.rounds`), so that all ranks apply a knob change after the same step."""
 
 import threading
 import time
@@ -39,8 +40,8 @@ class _Measured:
 
 
 class WrappedLoop(Loop):
-    """One rank of a wrapped program. `stopping`: whether an operator has stopped the run. `why`: why the loop has
-    failed, or "".
+    """One rank of a program that runs under `cockpit wrap`. `stopping`: whether an operator has stopped the run. `why`:
+    the error in the monitoring code, after which the program is no longer monitored; "" if there is none.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class WrappedLoop(Loop):
         return True
 
     def _position(self) -> tuple[int, float | None]:
-        """The last step and the mean step time, for the thread that takes part in the rounds."""
+        """The number of the last step and the mean step time, from which rank 0 chooses the step of the first exchange
+        of reports and votes."""
         last, then = self._last_round
         step = self._step or 0
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None
@@ -119,7 +121,8 @@ class WrappedLoop(Loop):
         tokens: int | None,
         lr: float | None,
     ) -> None:
-        """Report a step that the program has completed, and take part in a round if one is due."""
+        """Report a step that the program has completed. If the ranks exchange their reports and votes after this step,
+        submit this rank's."""
         self._step = number
         self.doing = (number, "training", time.monotonic())
         if number % self._stride == 0:
@@ -185,7 +188,8 @@ class WrappedLoop(Loop):
     # ------------------------------------------------------------------------------------------ rounds
 
     def _round(self) -> None:
-        """Take part in a round: carry out the decision of the previous round, and submit a report."""
+        """Apply rank 0's decision of the previous round, vote on the change that it contains, and submit the report for
+        this round."""
         assert self._step is not None
         number, self._number = self._number, self._number + 1
         vote: str | None = None
@@ -246,7 +250,9 @@ class WrappedLoop(Loop):
                 self._send_summary(number, self._board.revision, known, True)
 
     def _end_rounds(self) -> None:
-        """End the rounds, because the ranks can no longer vote. Each rank continues to report its own steps."""
+        """Stop exchanging reports and votes with the other ranks, because an exchange has failed, for example because a
+        rank did not take part in time. The ranks can then no longer change knobs, but each rank continues to report its
+        own steps."""
         rounds, self._rounds, self._ranks = self._rounds, None, None
         self._round_step = -1  # there is no further round
         if rounds:

@@ -1,10 +1,13 @@
-"""Rounds of a wrapped program with several ranks: every few steps, each rank reports its steps and its vote, and rank 0
-decides. A decision takes effect on all ranks after the same step, or on no rank.
+"""Rounds of a wrapped program with several ranks. In a round, which takes place every few steps, each rank sends rank 0
+a report of its steps and its vote on the pending knob change, and rank 0 returns a decision: the votes of all ranks,
+the next change to vote on, and the step of the round after next. A change takes effect on all ranks after the same
+step, or on no rank.
 
 All ranks take part in a round after the same step, and by then have the decision of the previous round. The ranks
 therefore agree on the step of the next round, on the steps to report, and on the change to apply. A separate thread
-waits for the reports and the decision while training continues. If the decision is still missing when the next round is
-due, training waits up to `LATE_S` seconds; then the rounds end.
+waits for the reports and the decision while training continues. If the decision of a round has not arrived when
+training reaches the step of the next round, training waits for it up to `LATE_S` seconds; if it is still missing then,
+there are no further rounds.
 """
 
 import math
@@ -31,7 +34,7 @@ MOST_STRIDE = 64
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """A step of one rank."""
+    """What a rank reports about one of its steps."""
 
     step: int
     step_ms: float
@@ -42,7 +45,7 @@ class Record(Struct, array_like=True, frozen=True):
 
 
 class Report(Struct, array_like=True, frozen=True):
-    """The report of a rank in a round."""
+    """What a rank sends rank 0 in a round: its steps since the last round, and its vote on the pending knob change."""
 
     step: int
     step_s: float  # mean time of a step since the last round
@@ -52,7 +55,7 @@ class Report(Struct, array_like=True, frozen=True):
 
 
 class Decision(Struct, array_like=True, frozen=True):
-    """The decision of rank 0 in a round."""
+    """What rank 0 announces to all ranks after it has read their reports of a round."""
 
     gap: int  # steps from the next round to the one after it
     stride: int  # ranks report the steps whose number is a multiple of it
@@ -61,7 +64,7 @@ class Decision(Struct, array_like=True, frozen=True):
 
 
 def decide(reports: Sequence[Report]) -> Decision:
-    """Make the decision of a round from the reports of all ranks, given in rank order."""
+    """Rank 0's decision of a round, made from the reports of all ranks, which are given in rank order."""
     step_s = max(reports[LEADER].step_s, 1e-6)
     stride = min(max(1, math.ceil(RECORD_S / step_s)), MOST_STRIDE)
     round_s = ROUND_S + ROUND_S_PER_RANK * len(reports)
@@ -76,7 +79,8 @@ Outcome = tuple[Decision, list[Report]]
 
 
 class Rounds:
-    """The rounds of one rank, and the thread that waits for the other ranks. `failure`: why there are no more rounds.
+    """One rank's part in the rounds (see the module), and the thread that waits for the reports of the other ranks and
+    for rank 0's decision. `failure`: why there are no more rounds.
 
     `start`: the step after which the first round takes place; None while it is unknown. `position` returns the number
     of the last step and the mean step time (None while it is unknown).
@@ -93,12 +97,13 @@ class Rounds:
         self._thread.start()
 
     def submit(self, number: int, report: Report) -> None:
-        """Take part in a round. Returns at once."""
+        """Queue this rank's report for round `number`; the thread sends it to rank 0. Returns at once."""
         self._reports.put((number, report))
 
     def outcome(self) -> Outcome | None:
-        """Wait up to `LATE_S` seconds for the outcome of the last round. Returns None if the outcome is missing;
-        `failure` then gives the reason.
+        """Return rank 0's decision of the round whose report was submitted last (on rank 0, also the reports of all
+        ranks). Waits for it up to `LATE_S` seconds; returns None if it is still missing then, and `failure` gives the
+        reason.
         """
         try:
             outcome = self._outcomes.get(timeout=LATE_S)
@@ -126,8 +131,8 @@ class Rounds:
             self._outcomes.put(None)
 
     def _agree_on_start(self) -> int:
-        """Agree on the step of the first round. When all ranks have joined, perhaps after different steps, rank 0
-        chooses a future step.
+        """Return the step after which all ranks take part in the first round. When all ranks have joined, perhaps after
+        different steps, rank 0 chooses a step that none of them has reached yet.
         """
         ranks = self._ranks
         ranks.put(f"joined/{ranks.rank}", b"")

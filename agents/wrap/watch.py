@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Measures the training of one process. Phases and steps are measured in the thread that calls `optimizer.step`."""
+    """Measures the training steps of one process under `cockpit wrap`. Phases and steps are measured in the thread that
+    calls `optimizer.step`."""
 
     def __init__(self, hooks: Hooks) -> None:
         from agents.wrap.sensors.traffic import Replicas, StepTraffic

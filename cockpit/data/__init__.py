@@ -1,2 +1,2 @@
-"""Run data for screens and commands: the store, the sources that fill it, metrics, and functions that format text.
-Imports no Textual."""
+"""Run data for screens and commands: the store, the connections and recordings that fill it, metrics, and functions
+that format text. Imports no Textual."""

@@ -20,8 +20,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The expert loads that a screen shows: `frame`, which has the index `number` in `history`. `asked`: the step that
-    the user selected."""
+    """The expert loads that a screen shows: those of `frame`, the element number `number` of `history`. `asked`: the
+    step that the user selected."""
 
     history: ExpertHistory
     number: int
@@ -34,8 +34,8 @@ class Shown:
 
     @property
     def exact(self) -> bool:
-        """Whether the frame holds a single record; otherwise it holds the lowest and the highest values of several
-        records."""
+        """Whether the loads shown are those of a single sampled step; otherwise they are each expert's lowest and
+        highest load over several samples."""
         return self.frame.records == 1
 
     @property
@@ -44,18 +44,20 @@ class Shown:
         return layers if self.frame.whole else [layer for layer in layers if self.row(layer)[0]]
 
     def row(self, layer: int) -> tuple[Sequence[float], Sequence[float]]:
-        """The lowest and the highest load of each expert of a layer, relative to the fair share."""
+        """The lowest and the highest load of each expert of a layer over the samples shown, relative to the mean over
+        experts."""
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
-        """The lowest and the highest value of each of a layer's statistics at this step."""
+        """The statistics of a layer's expert load at this step, such as the load of its hottest expert: the lowest and
+        the highest value of each."""
         frames = self.history.figures
         at = frames.find(self.frame.last)
         low, high = frames.row(frames[at], layer) if at is not None else ((), ())
         return (Figures(*low), Figures(*high)) if low else None
 
     def load(self, cell: Cell) -> tuple[float, float] | None:
-        """The lowest and the highest load of an expert, relative to the fair share."""
+        """The lowest and the highest load of an expert over the samples shown, relative to the mean over experts."""
         low, high = self.row(cell[0])
         return (low[cell[1]], high[cell[1]]) if 0 <= cell[1] < len(low) else None
 
@@ -65,14 +67,16 @@ class Shown:
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """The streaks of the dead and hot experts in the newest record, even if this frame is older."""
+        """Since when each expert that is dead or hot in the newest sample has been so. This is the newest sample even
+        if `frame` is an older one."""
         return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:
         return self.history.streak(*cell, self.number)
 
     def step_text(self) -> str:
-        """Text that names the steps of the shown record, and says so if the selected step is not one of them."""
+        """Text that names the step, or the steps, of the expert loads on the screen, and says so if the history does
+        not have the step that the user selected."""
         frame = self.frame
         steps = format.grouped(frame.first)
         if not self.exact:
@@ -83,8 +87,8 @@ class Shown:
 
 
 def shown(store: Store, step: int | None) -> Shown | None:
-    """The record of `step` or, if there is none, the newest record before `step`; without `step`, the newest record.
-    None if the history has no such record.
+    """The expert loads of `step` or, if that step was not sampled, of the newest sampled step before it; without
+    `step`, the newest expert loads. None if the history has no such sample.
     """
     history = store.expert_history
     if not len(history.loads):
@@ -98,7 +102,7 @@ def shown(store: Store, step: int | None) -> Shown | None:
 
 @dataclass(frozen=True)
 class Unwell:
-    """A dead or hot expert."""
+    """An expert that is dead (with almost no tokens) or hot (with far more tokens than the mean expert)."""
 
     cell: Cell
     health: Health
@@ -108,8 +112,7 @@ class Unwell:
 
 @dataclass(frozen=True)
 class Unwells:
-    """The number of experts in one health state, the number of layers that contain them, and the worst of these
-    experts."""
+    """Either the dead or the hot experts: how many there are, in how many layers, and the worst of them."""
 
     count: int
     layers: int
@@ -117,7 +120,8 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """An `Unwells` for the dead experts and one for the hot experts; a health state without experts is omitted."""
+    """How many experts are dead, in how many layers, and the worst of them; the same for the hot experts. A health
+    state that no expert has is omitted."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 

@@ -42,7 +42,8 @@ class PlaybackPosition:
 
 @dataclass(frozen=True)
 class Fault:
-    """An unexpected error that stopped a data source: the error in one line, how to continue, and the traceback."""
+    """An unexpected error that stopped the thread from which the cockpit gets its updates: the error in one line, how
+    to continue, and the traceback."""
 
     error: str
     how_to_continue: str
@@ -50,8 +51,8 @@ class Fault:
 
 
 def link_state(state: RunState, age_s: float | None, playing: bool, finished: bool) -> LinkState:
-    """The state of the connection. `age_s`: seconds since the last message from the hub; `playing`: whether a recording
-    is the source; `finished`: whether every planned step is done."""
+    """The state of the client's connection to the run, such as LIVE or STALE. `age_s`: seconds since the last message
+    from the hub; `playing`: whether a recording is the source; `finished`: whether every planned step is done."""
     if not state.hellos:
         return LinkState.WAITING
     if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):

@@ -1,4 +1,5 @@
-"""Marks that the user sets: a name and a note at a step. Curves show the marks, which are kept in the run's folder.
+"""Marks that the user sets: a name and a note at a step. The marks are drawn on the curves and stored in the run's
+folder.
 
 If the folder cannot be written or is on another machine, marks last until this cockpit exits. Another user may have
 written the file, so every value in it is validated.
@@ -25,7 +26,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}")
 
 
 class NamedMark(Struct, frozen=True):
-    """A mark at a step."""
+    """A step that the user has marked, with a name and a note."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
     step: Annotated[int, Meta(ge=0, le=2**53)]
@@ -46,7 +47,8 @@ class MarkError(ValueError):
 
 
 class NamedMarks:
-    """The marks of a run, by step. `note`: why the marks are kept only in memory; "" if they are kept in a file."""
+    """The steps of a run that the user has marked. `note`: why the marks are kept only in memory; "" if they are kept
+    in a file."""
 
     def __init__(self) -> None:
         self._marks: dict[str, NamedMark] = {}
@@ -54,12 +56,12 @@ class NamedMarks:
         self.note = "the run's folder is not on this machine: marks last until this cockpit exits"
 
     def open(self, folder: Path) -> None:
-        """Keep the marks in this folder, and read its existing marks."""
+        """Read the marks that are stored in `folder`, and store marks there from now on."""
         self._path, self.note = folder / FILE, ""
         self._read()
 
     def set(self, name: str, step: int, note: str = "") -> NamedMark:
-        """Set a mark. If a mark with this name exists, it is moved. Raises MarkError."""
+        """Set a mark at `step`. If a mark with this name exists, it moves to `step`. Raises MarkError."""
         if not _NAME.fullmatch(name):
             raise MarkError(
                 f"a mark's name has 1 to {MOST_NAME} letters, digits, - or _; not {clean(name)[:24]!r}"

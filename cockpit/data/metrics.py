@@ -34,8 +34,8 @@ OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then ea
 
 
 class Against(Enum):
-    """What the colour of a rank shows: its deviation from a baseline, or its value. `against_text` returns the text for
-    the legend."""
+    """What the colour of a rank in the grid shows for the selected metric: the deviation from a baseline, or the value.
+    `against_text` returns the text for the legend."""
 
     PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
@@ -79,8 +79,8 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """The value of one rank, and by how much its typical value differs from the rank's baseline, relative to the
-    baseline (0.1: 10 % above)."""
+    """A rank's value of a metric in one step, and by how much its median over the newest steps differs from the rank's
+    baseline, relative to the baseline (0.1: 10 % above)."""
 
     value: float | None
     deviation: float
@@ -88,7 +88,8 @@ class Reading:
 
 
 class Readings(Mapping[int, Reading]):
-    """The readings of all ranks, by rank. The lists are in the order of `ranks`; NaN means no value.
+    """Maps each rank to its value of a metric and the deviation from its baseline. The lists are in the order of
+    `ranks`; NaN means no value.
 
     The baseline of a rank is the median of its peers (in a group of two, the other rank), or the median of its own
     earlier steps. A rank without a baseline has the deviation 0.
@@ -130,8 +131,8 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The deviation from which the grid marks a rank as an outlier; it does not depend on the metric. A mark is not an
-    alert; only the hub raises alerts."""
+    """The smallest relative deviation from the baseline for which the rank grid marks a rank as an outlier; it is the
+    same for all metrics. An outlier in the grid is not an alert; only the hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
@@ -157,8 +158,8 @@ def settled_step(store: Store) -> int | None:
 
 
 def read(store: Store, metric: Metric, against: Against = Against.PEERS, at: int | None = None) -> Readings:
-    """A reading for every known rank; a lost rank has no value. `at`: read this step from the history instead of the
-    newest steps.
+    """For every rank, the value of `metric` and its deviation from the baseline; a lost rank has no value. `at`: read
+    this step from the history instead of the newest steps.
     """
     return store.once(
         ("read", metric.key, against, at),
@@ -196,8 +197,9 @@ def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Rea
 
 
 def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
-    """The values at `settled_step`, and the medians of the newest steps. For a rank without a record of these steps,
-    both lists contain the value of its newest record."""
+    """For each rank, the value of a metric in the newest step that all reporting ranks have finished, and its median
+    over the newest steps. For a rank without a record of these steps, both lists contain the value of its newest
+    record."""
     settled, history, gather = settled_step(store), store.rank_history, _gather(store)
     values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
     typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))
@@ -244,7 +246,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _groups(store: Store) -> list[list[int]]:
-    """For each peer group, the indices of its ranks."""
+    """For each group of ranks that are compared with each other (a pipeline stage), the indices of its ranks."""
 
     def compute() -> list[list[int]]:
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -256,8 +258,9 @@ def _groups(store: Store) -> list[list[int]]:
 
 
 def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
-    """For each rank, the baseline computed from the values of its peers. `values`: one value per rank, in the order of
-    the ranks in the state."""
+    """For each rank, the baseline that its value is compared with: the median over the ranks of its pipeline stage or,
+    if only two of them have a value, the value of the other one. `values`: one value per rank, in the order of the
+    ranks in the state."""
     baselines = [NAN] * len(values)
     for places in _groups(store):
         known = [place for place in places if math.isfinite(values[place])]
@@ -288,7 +291,8 @@ def own_baselines(store: Store, metric: Metric) -> Column:
 
 
 def _step_ms(store: Store, at: int | None) -> float | None:
-    """The typical duration of a step."""
+    """The median over ranks of the step time, in step `at` or in the newest step that all reporting ranks have
+    finished."""
     history = store.rank_history
     columns = (
         [history.column(STEP_TIME.key, at)]

@@ -40,7 +40,7 @@ def _escaped(letter: str) -> str:
 
 
 def update(message: Update) -> dict[str, Any]:
-    """An update and its kind as a dictionary keyed by field name."""
+    """An update from the hub as a dictionary: the name of its type under the key "kind", and its fields."""
     return {"kind": type(message).__name__.lower(), **plain(message)}
 
 
@@ -50,7 +50,7 @@ def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
 
 
 def knobs(store: Store) -> dict[str, Any]:
-    """The knobs, and the revision and digest of their values."""
+    """The knobs with their values, the revision (number of the newest applied change), and a digest of the values."""
     board = store.state.board
     return {
         "revision": board.revision if board else None,
@@ -101,7 +101,8 @@ def all_to_all(store: Store) -> dict[str, Any] | None:
 
 
 def _own_ms(step: Step | None) -> float | None:
-    """The step's own time; None without traffic measurements, because the waiting time is then unknown."""
+    """A rank's own time in a step (the step time without the waiting for other ranks); None if no traffic was measured,
+    because the waiting time is then unknown."""
     return step.own_ms if step and step.comm else None
 
 
@@ -188,8 +189,8 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial. A generated sample keeps its newlines, and its metadata are
-    in the field `sample`."""
+    """The entries of the run's log, each with the knob change, action or trial that it reports, if any. A generated
+    sample keeps its newlines, and its metadata are in the field `sample`."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}
@@ -201,5 +202,5 @@ def log(store: Store) -> Iterable[dict[str, Any]]:
 
 
 def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:
-    """A log line that belongs to no command or trial."""
+    """The fields that every log entry has, as plain data; an entry about a command or a trial has more."""
     return {"time_s": time_s, "level": level, "source": source, "text": text}

@@ -55,7 +55,8 @@ class Scale:
         return self.low + (self.high - self.low) * place
 
     def labels(self, places: Sequence[float]) -> list[str]:
-        """The values at `places` in at most `LABEL` columns each, with enough digits to distinguish them."""
+        """The axis labels for the positions `places`, where 0 is `low` and 1 is `high`: numbers of at most `LABEL`
+        columns, with enough digits to distinguish them."""
         values = [self.value(place) for place in places]
         span = self.high - self.low
         values = [0.0 if abs(value) < span * 1e-9 and not self.log else value for value in values]
@@ -91,8 +92,8 @@ def _thousands(value: float, digits: int) -> str:
 
 
 def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Scale, bool]:
-    """The scale for values, and whether any values are off the scale. Values that are not finite are ignored. On a
-    logarithmic scale, values of zero or less are ignored too."""
+    """The scale of the y axis for a chart of `values`, and whether any of them lie outside the scale. Values that are
+    not finite are ignored. On a logarithmic scale, values of zero or less are ignored too."""
     ordered = sorted([value for value in values if value == value])  # NaN is not equal to itself
     least = SMALLEST if log else -LARGEST
     kept = ordered[bisect_left(ordered, least) : bisect_right(ordered, LARGEST)]

@@ -1,4 +1,4 @@
-"""The visible window of a long list, with a cursor that follows the newest item until the user moves the cursor."""
+"""The visible part of a long list, with a cursor that follows the newest item until the user moves the cursor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Visible(NamedTuple):
-    """For each line of the window, the index of the item shown there, and which of the item's lines is shown."""
+    """The visible part of a list. `lines`: for each visible line, the index of the item shown there, and which of the
+    item's lines it is."""
 
     lines: list[tuple[int, int]]
     cursor: int  # index of the item at the cursor
@@ -15,8 +16,8 @@ class Visible(NamedTuple):
 
 @dataclass
 class Scroll:
-    """The position in a list whose items are identified by keys. When items are added at the end or dropped at the
-    beginning, the cursor stays on the same item, and the item stays on the same line of the window."""
+    """The cursor and the scroll position in a list whose items are identified by keys. When items are added at the end
+    or dropped at the beginning, the cursor stays on the same item, and the item stays on the same line of the panel."""
 
     key: object | None = None  # key of the item at the cursor; None: the cursor follows the newest item
     row: int = 0  # the line of the window on which the item at the cursor begins
@@ -29,8 +30,8 @@ class Scroll:
     def visible(
         self, count: int, find: Callable[[object], int | None], height_of: Callable[[int], int], height: int
     ) -> Visible:
-        """The window of `height` lines over `count` items. `find` returns the index of a key, and `height_of` returns
-        the number of lines of an item."""
+        """The part of a list of `count` items that is visible in `height` lines. `find` returns the index of the item
+        with a given key, and `height_of` returns the number of lines of the item with a given index."""
         if count < 1 or height < 1:
             return Visible([], 0, 0)
         found = count - 1 if self.key is None else find(self.key)

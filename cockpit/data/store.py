@@ -1,4 +1,5 @@
-"""The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
+"""The store holds the state of a run, and what a client adds to it: the state of its connection, its position in a
+recording, and the hub's answers to its preview queries.
 
 A live stream, a recording or a test fills the store in the same way. One thread writes to the store and another reads
 from it; each holds `lock` while it does so. Each topic has a revision, so that a panel redraws only when its own data
@@ -88,7 +89,8 @@ class Store:
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Update the topics and the histories after a client or a replay has applied `updates` to `state`."""
+        """Update the histories, and the revisions of the topics that have changed, after a client or a replay has
+        applied `updates` to `state`."""
         updates = list(updates)
         if self.state.restarts != self._restarts:
             self._forget_ranks()
@@ -164,7 +166,7 @@ class Store:
             self.last_message_at = self.clock() - age_s
 
     def set_answers(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
-        """Set the answers that the hub sent to this client alone."""
+        """Set the previews that the hub sent to this client, and the reasons why the hub refused its requests."""
         if previews.keys() != self.previews.keys() or denied.keys() != self.denied.keys():
             self.previews, self.denied = dict(previews), dict(denied)
             self.revisions[Topic.BOARD] += 1
@@ -245,7 +247,8 @@ class Store:
         return next((format.clean(hello.run) for hello in self.state.hellos.values()), format.MISSING)
 
     def fact(self, name: str) -> Value:
-        """A fact that ranks report about the run, from the first rank that reports it."""
+        """The value of the fact `name`, a property of the run, such as its model size, that ranks report in their hello
+        messages. The first rank that reports it counts."""
         ranks = id(self.state), len(self.state.hellos)
         return self.once(("fact", name), (Topic.GRID,), lambda: self._fact(name), ranks)
 
@@ -256,7 +259,7 @@ class Store:
         return None
 
     def number(self, name: str) -> int | None:
-        """The value of the fact `name` if it is an integer, else None."""
+        """The value of the fact `name`, which ranks report about the run, if it is an integer; otherwise None."""
         value = self.fact(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -283,8 +286,8 @@ class Store:
 
     @property
     def steps_done(self) -> int | None:
-        """The number of steps completed at the newest summary, because the screen shows the values of that summary. The
-        ranks' step records may already be one step newer than this summary."""
+        """The number of steps done when the step of the newest summary ended, because the screen shows the values of
+        that summary. The ranks' step records may already be one step newer than the summary."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)
 
@@ -348,7 +351,7 @@ class Store:
         return f"{len(self.reporting):>{width}}/{self.world}"
 
     def axes(self) -> list[str]:
-        """Axes of the grid, outermost first."""
+        """The parallel axes of the run, such as pp and dp, in the order of the rank grid, outermost first."""
         hello = next(iter(self.state.hellos.values()), None)
         return list(hello.coords) if hello else []
 

@@ -1,4 +1,5 @@
-"""Kinds of updates: the topics that each kind changes, and its table in an export."""
+"""For each type of update from the hub, the topics (kinds of data that panels show) that it changes, and its table in
+an export."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class Topic(Enum):
 
 
 class UpdateKind(NamedTuple):
-    """A kind of update: the topics that it changes, and its table in an export."""
+    """What a type of update changes: the topics (kinds of data that panels show), and the table in an export."""
 
     topics: tuple[Topic, ...]  # the topics that such an update changes
     table: str = ""  # its table in an export; "" if it is not exported

@@ -1,2 +1,2 @@
-"""Export of recordings to other formats, one module per family of formats. A module is imported only when its format is
-requested."""
+"""Export of recordings to other formats, such as Parquet, Prometheus and TensorBoard. The module that writes a format
+is imported only when this format is requested."""

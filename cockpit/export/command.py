@@ -21,8 +21,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Format:
-    """An export format: the function that writes a file in this format, the unit of the count that the function
-    returns, and the library that the function needs."""
+    """An export format: the function that writes a file in this format, what the function counts (such as rows), and
+    the library that it needs."""
 
     module: str
     function: str

@@ -1,6 +1,6 @@
 """Export to TensorBoard and Weights & Biases: each number of the step summaries becomes a curve.
 
-Live mirrors (`cockpit.export.mirror`) use the same writers.
+`cockpit.export.mirror`, which sends the metrics of a live run to these and other programs, uses the same writers.
 """
 
 import os
@@ -17,11 +17,11 @@ Point = tuple[Summary, Mapping[str, float]]  # a step, and its numbers by tag
 
 
 class CurveWriter(Protocol):
-    """Writes steps in the format of another program, such as TensorBoard."""
+    """Writes the metrics of steps in the format of another program, such as TensorBoard."""
 
     def write(self, points: Iterable[Point]) -> int:
-        """Write steps in order of arrival, and return the number of values. The same step can occur again
-        after a resume."""
+        """Write the metrics of steps in order of arrival, and return the number of values. The same step can occur
+        again after a resume."""
 
     def close(self) -> None:
         """Write buffered values."""
@@ -50,7 +50,7 @@ def curves(recording: Recording, hello: Hello | None) -> Iterator[Point]:
 
 
 def first_hello(recording: Recording) -> Hello | None:
-    """The first hello of a recording. None if no rank has joined."""
+    """The first `Hello` in a recording, the message with which a rank joins a run. None if no rank has joined."""
     return next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
 
 

@@ -74,8 +74,8 @@ UP = "1: the rank has joined; 0: it is gone"
 
 
 class RunCollector(Collector):
-    """The gauges of one run. Each scrape calls `current`, which returns the store, or None if the hub does not answer.
-    `recorded`: the store comes from a recording, because the run has no live hub.
+    """The metrics of one run as Prometheus gauges. Each scrape calls `current`, which returns the run's data, or None
+    if the hub does not answer. `recorded`: the data comes from a recording, because the run has no live hub.
     """
 
     def __init__(self, current: Callable[[], Store | None], recorded: bool = False) -> None:

@@ -1,7 +1,8 @@
 """Converts a recording to tables with flat columns; each update adds rows to one or more tables.
 
 The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or JSON text. Every
-row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
+row begins with its position in the recording: the id of the hub process (`hub_epoch`), the update's sequence number,
+and the time by the hub's clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
 
 
 def _loads(update: Struct) -> Iterator[Row]:
-    """A row for each expert of each layer."""
+    """A table row with the load of each expert of each layer."""
     assert isinstance(update, Experts)
     for layer in update.layers:
         for expert, load in enumerate(layer.load):
@@ -57,7 +58,7 @@ TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
 
 
 def flat(value: Struct, without: str = "", prefix: str = "") -> Row:
-    """A row with the fields of a message by column name. Missing values are None."""
+    """A table row: the value of each field of a message, by column name. Missing values are None."""
     row: Row = {}
     for name in value.__struct_fields__:
         if name != without:
@@ -123,8 +124,8 @@ def cell(value: Any, kind: type) -> Any:
 
 
 def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the rows of each table in blocks of `BLOCK` rows. Each row has all the columns that `known` lists for its
-    table."""
+    """Yield the rows of each table in blocks of `BLOCK` rows. `known`: the columns of each table, with their types;
+    each row has all columns of its table."""
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:

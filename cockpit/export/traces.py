@@ -144,7 +144,8 @@ def _moved(event: Event, rank: int, late_us: float, lane: int, numbers: _Numbers
 
 
 class _Lanes:
-    """Distributes overlapping events of a thread over lanes.
+    """Distributes the events of a thread over lanes, so that no events in a lane overlap without nesting. In the merged
+    trace, each lane is a thread of its own.
 
     Perfetto drops an event that begins within another event of the same thread and ends after it. torch writes such
     events for asynchronous collectives, such as gloo's send and recv.
@@ -171,7 +172,7 @@ class _Lanes:
         return len(lanes) - 1
 
     def is_new(self, event: Event, lane: int) -> bool:
-        """Whether this is the first event of a lane."""
+        """Whether `event` is the first event of its thread in lane number `lane`."""
         key = event["pid"], event.get("tid", 0), lane
         new = key not in self._named
         self._named.add(key)

@@ -8,8 +8,8 @@ from agents.state.run_state import RunState
 
 
 def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
-    """Every update of a recording, with the moment at which it was recorded. After a gap in the recording, yields only
-    those updates of the snapshot that were not yielded before.
+    """Every update of a recording, with the moment at which it was recorded. After a gap, a recording contains a
+    snapshot of the run; only those of its updates are yielded that were not yielded before.
     """
     state = RunState()
     place = ("", 0)

@@ -32,8 +32,9 @@ def legal_changes(store: Store) -> list[Changes]:
 
 
 def candidate(changes: Changes, answer: Previewed, memory_share: float | None = None) -> Candidate:
-    """Make a candidate from a change and the run's answer to its preview query. `memory_share`: the share of memory in
-    use on the fullest device. A change does not fit if it would use so much memory that the hub raises an alert."""
+    """Make a candidate for advice from a knob change and the run's answer to the preview query about this change.
+    `memory_share`: the share of memory in use on the fullest device. A change does not fit if it would use so much
+    memory that the hub raises an alert."""
     estimates = {one.quantity: one for one in answer.estimates}
     step, peak = estimates.get("step_ms", Estimate("step_ms", source=answer.why)), estimates.get("peak_bytes")
     after = step.interval or (None if step.after is None else (step.after, step.after))

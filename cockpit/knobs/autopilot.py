@@ -117,7 +117,8 @@ class Watch:
 
 
 def reason(ranked: Ranked, bottleneck: str) -> str:
-    """The reason that the run's log gives for a trial: the bottleneck, the predicted gain, and its source."""
+    """The reason that the run's log gives for a trial: the bottleneck, the predicted gain, and how this gain was
+    predicted."""
     return (
         f"autopilot: {bottleneck}; predicted gain {100 * ranked.likely:.1f} % "
         f"({100 * ranked.least:.1f} % to {100 * ranked.most:.1f} %), {ranked.candidate.source}"
@@ -135,7 +136,8 @@ def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
 
 
 def loss_kept(trial: TrialState) -> bool:
-    """Whether the mean loss increased by at most 2 % in a trial. False if a loss is unknown or NaN."""
+    """Whether the mean loss increased by at most 2 % in a trial. False if the loss before or after the change is
+    unknown or NaN."""
     if not (trial.loss_before and trial.loss_after):
         return False
     return trial.loss_after <= SAME_LOSS * trial.loss_before

@@ -1,7 +1,7 @@
 """Controller of the knob board: one method per key.
 
 The controller holds the edits and the preview query; the board only draws them. No method blocks: requests are handed
-to the data source, and their outcome reaches the store later.
+to the app's data source, which sends them to the run, and their outcome reaches the store later.
 """
 
 import uuid
@@ -60,8 +60,8 @@ def _key(
 
 
 class BoardController:
-    """Holds the edits, the preview query and the sent requests of one board. `changed` is called after each key
-    press."""
+    """Holds the user's edits on a knob board, the preview query about them, and the requests that were sent. `changed`
+    is called after each key press."""
 
     def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
         self.source = source
@@ -337,7 +337,7 @@ def run_ended(store: Store) -> bool:
 
 
 def undoable(store: Store) -> CommandState | None:
-    """The change that an undo would revert."""
+    """The newest knob change that an undo can revert."""
     return store.once("undoable", (Topic.BOARD,), lambda: newest_undoable(store.state.commands.values()))
 
 

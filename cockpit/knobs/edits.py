@@ -9,8 +9,8 @@ TYPED = 24  # maximum length of a typed value, in characters
 
 
 class Edits:
-    """Unsent edits of one board. Methods take the current knobs as an argument, because the board may change while the
-    user edits."""
+    """The user's edits on the knob board that are not sent yet. Methods take the current knobs as an argument, because
+    the board may change while the user edits."""
 
     def __init__(self) -> None:
         self.row = 0

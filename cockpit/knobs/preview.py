@@ -16,8 +16,8 @@ _Subject = tuple[int, tuple[tuple[str, type, Value], ...]]
 
 
 class PreviewQuery:
-    """The preview query of one board. `answer` is the answer for the current changes. While `answer` is None, `status`
-    says why."""
+    """The query that asks the run to preview the pending edits of one knob board. `answer` is the run's preview of the
+    edits as they are now. While `answer` is None, `status` says why."""
 
     def __init__(self, ask: Callable[[Preview], None]) -> None:
         self.answer: Previewed | None = None
@@ -30,7 +30,8 @@ class PreviewQuery:
         self._asked_s = -GAP_S  # time of the newest query for any edits
 
     def update(self, store: Store, changes: Mapping[str, Value]) -> None:
-        """Read the answer for the current `changes`, or send a query. The caller holds the store's lock."""
+        """Read the run's preview of `changes` if it has arrived; otherwise send a query if it is time for one. The
+        caller holds the store's lock."""
         board, now = store.state.board, store.clock()
         subject = (board.revision if board else 0, _with_types(changes))
         if subject != self._subject:

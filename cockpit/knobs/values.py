@@ -95,7 +95,8 @@ def text_knobs(board: Board | None) -> list[KnobState]:
 
 
 def actions(board: Board | None) -> list[KnobState]:
-    """The actions of a board. An action runs once per request."""
+    """The actions of a knob board, such as `save`. Unlike a knob, an action has no value in force: it runs once per
+    request."""
     return [knob for knob in board.knobs if knob.action] if board else []
 
 

@@ -134,8 +134,8 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- refresh
 
     def _refresh_if_free(self) -> None:
-        """Update the screens. A tick is skipped while the source writes to the store, or if a key has just arrived, so
-        that the key's effect is painted first. At most `MOST_MISSED` ticks in a row are skipped."""
+        """Update the screens. A refresh is skipped while the source writes to the store, or if a key has just arrived,
+        so that the key's effect is painted first. At most `MOST_MISSED` refreshes in a row are skipped."""
         lock = self.store.lock
         self._missed += 1
         due = self._missed > MOST_MISSED
@@ -192,8 +192,8 @@ class CockpitApp(TerminalApp):
             self.notify(f"no panel “{title}”: this terminal is too small, or there is nothing to show")
 
     async def _opened(self, mounted: AwaitMount) -> None:
-        """Wait until a new screen has the focus and shows the store. Without this wait, keys that were typed ahead
-        would have no effect."""
+        """Wait until a new screen has the focus and shows the store's data. Without this wait, keys that were typed
+        ahead would have no effect."""
         await mounted
         self.refresh_from_store()
 

@@ -119,8 +119,8 @@ class Navigator:
     # ------------------------------------------------------------------------------------------------ marks
 
     def mark(self, text: str) -> str:
-        """Set a mark at the selected step, or at the newest step if none is selected. `text`: the name of the mark and,
-        after a space, its note. Raises MarkError."""
+        """Mark the selected step, or the newest step if none is selected, with a name and a note. `text`: the name of
+        the mark and, after a space, its note. Raises MarkError."""
         name, _, note = text.strip().partition(" ")
         with self.shown().lock:
             store = self.shown()

@@ -1,4 +1,5 @@
-"""The command palette: screens, panels, actions, metrics, knobs, themes, marks, anomalies and runs, by name.
+"""The command palette: finds screens, panels, actions, metrics, knobs, themes, marks, anomalies and runs by their
+names.
 
 Names come from the run, so they are shown as plain text, never as markup.
 """
@@ -59,7 +60,7 @@ class Steered(Protocol):
 
 @dataclass(frozen=True)
 class Command:
-    """One line of the palette. `first`: whether the line is listed before anything is typed."""
+    """An entry of the command palette. `first`: whether the entry is listed before anything is typed."""
 
     title: str
     about: str

@@ -1,5 +1,5 @@
-"""The kinds of prompt: for a filter, for a jump and for a mark. Each kind checks the typed text after every key press.
-This module does not import Textual.
+"""The prompts in which the user types a filter, the target of a jump or the text of a mark. Each prompt checks the
+typed text after every key press. This module does not import Textual.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def nothing() -> str:
 
 
 class PromptLine(Protocol):
-    """One kind of prompt, for one kind of input, such as a filter or the target of a jump."""
+    """A prompt for one kind of input, such as a filter or the target of a jump."""
 
     SIGN: ClassVar[str]
     ESCAPE: ClassVar[str]  # what Escape does in this prompt
@@ -46,7 +46,8 @@ class PromptLine(Protocol):
         ...
 
     def enter(self, text: str) -> Deed:
-        """The action that `text` requests. Raises one of the exceptions in `navigation.Refused`."""
+        """The action to run when the user presses Enter, for the typed `text`. Raises one of the exceptions in
+        `navigation.Refused`."""
         ...
 
     def escape(self) -> Deed:

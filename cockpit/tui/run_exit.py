@@ -49,8 +49,8 @@ class RunExit:
             self._app.exit()
 
     def _end(self, answer: Answer | None) -> None:
-        """Act on the answer to the confirmation. After the answer "save", the run saves a checkpoint and ends, and then
-        the app exits."""
+        """Act on the user's answer in the confirmation dialog. After the answer "save", the run saves a checkpoint and
+        ends, and then the app exits."""
         if answer == "stay":
             self.next_run = None
         elif answer == "end":

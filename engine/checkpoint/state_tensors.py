@@ -67,8 +67,8 @@ class State:
 
     @torch.no_grad()
     def update_tied_copies(self) -> None:
-        """Copy each loaded tied weight, and its optimizer state, to the copy of this weight. Call this method after
-        writing to `tensors`."""
+        """For each tied weight of which this rank has a second copy, update this copy and its optimizer state from the
+        loaded weight. Call this method after writing to `tensors`."""
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
             local_shard(tied_copy).copy_(local_shard(loaded))
@@ -107,7 +107,8 @@ class State:
         yield from self._whole(f"residual.{holder}", name, value)
 
     def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:
-        """The index of this rank among the holders of a parameter, and the number of these holders."""
+        """The index of this rank among the holders of a parameter (the ranks that keep a residual of it), and the
+        number of these holders."""
         grid, at = self._world.grid, self._world.coords
         ends = self._embedding_copies if name == EMBEDDING else 1
         ways = grid.tp if parameter in self._over_tp else 1

@@ -75,7 +75,7 @@ def _short(count: int) -> str:
 
 
 def _first_sentence(path: Path) -> str:
-    """The first sentence of the comment at the top of the file."""
+    """The first sentence of the comment at the top of a layout file."""
     words: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("#"):

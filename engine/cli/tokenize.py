@@ -117,8 +117,8 @@ def write_documents(path: Path, field: str, tokenizer: "Tokenizer", writer: "Sha
 
 
 def _marked(document: Iterator[bytes]) -> Iterator[tuple[bytes, bool, bool]]:
-    """The parts of a document, each with two flags: whether this part is the first, and whether it is the last. Yields
-    nothing for an empty document."""
+    """The chunks of text (parts) of a document, each with two flags: whether it is the document's first, and whether it
+    is the last. Yields nothing for an empty document."""
     part, first = next(document, None), True
     while part is not None:
         following = next(document, None)

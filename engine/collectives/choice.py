@@ -23,8 +23,9 @@ class Choice:
         self._group = group
 
     def row(self, size: int) -> MeasuredCollective | None:
-        """The row of the fastest algorithm for a buffer of `size` bytes, or None if nothing was measured. If the rows
-        were measured with another number of ranks, bytes x ranks is compared instead of bytes, as in the planner."""
+        """The hardware file's entry for the algorithm that was the fastest for a buffer of `size` bytes; None if
+        nothing was measured. If the entries were measured with another number of ranks, bytes x ranks is compared
+        instead of bytes, as in the planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:
@@ -32,7 +33,8 @@ class Choice:
         return self._rows[-1] if self._rows else None
 
     def name(self, size: int) -> str:
-        """The algorithm for a buffer of `size` bytes: a name in the table, `TORCH` or `DIRECT`."""
+        """The algorithm for a buffer of `size` bytes: a name in `engine.collectives.table`, `TORCH` (torch's
+        all-reduce) or `DIRECT` (one all-to-all of whole buffers)."""
         row = self.row(size)
         return row.algorithm if row else TORCH
 

@@ -18,7 +18,7 @@ class Transport(Protocol):
 
 
 class GroupTransport:
-    """Messages over a torch process group (gloo or NCCL)."""
+    """Sends and receives messages over a torch process group (gloo or NCCL)."""
 
     def __init__(self, group: ProcessGroup):
         self._group = group
@@ -33,9 +33,9 @@ class GroupTransport:
 
 @dataclass
 class Traffic:
-    """Counts the messages that a rank sends and receives. `steps`: number of exchanges. `longest`: for each exchange
-    the larger of the bytes sent and the bytes received, summed over exchanges, because links carry both directions at
-    the same time."""
+    """Counts the messages that a rank sends and receives. `steps`: number of calls of `Port.exchange` that send or
+    receive data. `longest`: the larger of the bytes sent and the bytes received in a call, summed over calls, because
+    links carry both directions at the same time."""
 
     sent_bytes: int = 0
     steps: int = 0
@@ -55,12 +55,12 @@ class Port:
 
     @classmethod
     def of(cls, group: ProcessGroup) -> "Port":
-        """A port that connects this rank to all ranks of a process group."""
+        """A `Port` through which this rank exchanges messages with all ranks of a process group."""
         return cls(GroupTransport(group), range(group.size()), group.rank())
 
     def among(self, members: Sequence[int]) -> "Port":
-        """A port to some of the members, which must include this rank. The messages of the new port are also counted in
-        this port's `traffic`."""
+        """A `Port` to some of the members, which must include this rank. Both objects count their messages in the same
+        `traffic`."""
         real = [self._members[member] for member in members]
         return Port(self._transport, real, list(members).index(self.rank), self.traffic)
 

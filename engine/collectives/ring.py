@@ -1,4 +1,4 @@
-"""Ring algorithms, over one level of links or over two (hierarchical).
+"""Ring algorithms: one ring over all ranks, or rings inside the nodes and between the nodes (hierarchical).
 
 Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
 and receives one from the previous rank. In a reduce-scatter it adds the received part to its own, so the sum of part c
@@ -67,8 +67,8 @@ def all_reduce(port: Port, x: Tensor) -> None:
 
 
 class Levels:
-    """Two ports: to the ranks of this node, and to the ranks that have this rank's local index on the other nodes.
-    `node`: ranks per node, a divisor of the number of ranks."""
+    """Two `Port` objects: one to the ranks of this node, and one to the ranks that have this rank's local index on the
+    other nodes. `node`: ranks per node, a divisor of the number of ranks."""
 
     def __init__(self, port: Port, node: int):
         self.node, self.nodes = node, port.size // node

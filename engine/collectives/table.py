@@ -1,4 +1,4 @@
-"""The table of algorithms over point-to-point messages.
+"""The table of the algorithms for collectives that use only point-to-point messages.
 
 An algorithm works in place on a contiguous buffer [n], which has the same size on all ranks. An all-reduce leaves the
 sum on every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
@@ -55,8 +55,8 @@ def names(kind: str, node: int | None = None) -> list[str]:
 
 
 def algorithm(kind: str, name: str, node: int | None = None) -> Algorithm:
-    """The algorithm with this name. `hierarchical` needs `node`, the number of ranks per node, which must divide the
-    group size."""
+    """The function that runs the collective `kind` with the algorithm `name`. `hierarchical` needs `node`, the number
+    of ranks per node, which must divide the group size."""
     if name != "hierarchical":
         return ALGORITHMS[kind][name]
     assert node

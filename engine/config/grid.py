@@ -69,7 +69,7 @@ class Grid:
         return None
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Coordinates of `rank` on all axes of both views."""
+        """Coordinates of `rank` on all axes of the dense and of the expert view."""
         assert 0 <= rank < self.world, f"rank {rank} of {self.world}"
         at: dict[str, int] = {}
         rest = rank

@@ -1,4 +1,5 @@
-"""Current knob values, which each step reads. A knob change sets new values between two steps."""
+"""The current values of the knobs (settings that can change while the run trains), which each step reads. A knob change
+sets new values between two steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

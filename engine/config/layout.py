@@ -81,8 +81,9 @@ class Layout(Struct, frozen=True, kw_only=True):
         return has_copy and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of the model, the data and the partition; steps, names and start values of knobs are not included.
-        Keys in ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
+        """Digest of the sections [model], [grid] and [data], the schedule's name, run.seed and train.global_batch. Not
+        included are all other keys, such as train.steps and the initial values of knobs, and data.prefetch. Keys in
+        ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
         """
         data = _without_unset(self.data)
         data.pop("prefetch", None)  # prefetch does not affect the samples

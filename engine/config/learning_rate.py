@@ -15,7 +15,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(train: Train, step: int, scale: float) -> float:
-    """The learning rate of `step`: a linear warm-up, then the schedule. `scale` is the value of the knob `lr_scale`.
+    """The learning rate of `step`: a linear warm-up, then the schedule `train.lr_schedule`. `scale` is the value of the
+    knob `lr_scale`.
 
     The schedule wsd (warm-up, stable, decay; Hu et al. 2024) is constant until its decay begins; the schedules linear
     and cosine decay from the end of the warm-up on. A decay reaches lr_end only after the last step, so that no step

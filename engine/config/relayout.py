@@ -1,8 +1,9 @@
-"""The part of a layout that a running job can change: how its ranks share the work. Torch-free.
+"""The part of a layout that a running job can change: the grid, the schedule, the ZeRO stage, the number of
+micro-batches and recompute. Torch-free.
 
 A change is written as ``section.key=value`` assignments separated by spaces, such as "grid.tp=2 grid.dp_shard=2". This
-string contains every key in KEYS whose value is not the default. The string therefore fully describes how the ranks
-share the work, and applying an earlier string restores the earlier arrangement.
+string contains every key in KEYS whose value is not the default. The string therefore fully describes this part of the
+layout, and applying an earlier string restores the earlier layout.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 def layout_text(layout: Layout) -> str:
-    """The string that describes how the ranks of `layout` share the work."""
+    """The string for `layout`: the keys in KEYS whose value is not the default, with their values."""
     return " ".join(
         f"{section}.{key}={spell(value)}"
         for section, keys in KEYS.items()

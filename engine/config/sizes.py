@@ -1,5 +1,5 @@
-"""Parameter counts from a model's sizes. Torch-free. The counts are closed-form expressions, so they are as fast to
-compute for a huge model as for a small one."""
+"""Counts a model's parameters from its sizes, such as `d_model` and the number of layers. Torch-free. The counts are
+closed-form expressions, so they are as fast to compute for a huge model as for a small one."""
 
 from engine.config.sections.model import Model
 

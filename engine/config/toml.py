@@ -22,14 +22,14 @@ RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
-    """Read a layout from a file, or a shipped layout by its name (such as `demo`), and apply ``section.key=value``
-    overrides. Raises LayoutError."""
+    """Read a layout from a file or, by name (such as `demo`), a layout that comes with the package, and apply
+    ``section.key=value`` overrides. Raises LayoutError."""
     return from_toml(read_text(shipped(path, "layout", LAYOUTS), "layout"), overrides or [], str(path))
 
 
 def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
-    """The path of the named file, or of the shipped file with this name. `what` is the kind of file, for the error
-    message. Raises LayoutError."""
+    """The file at `path` or, if `path` is a name, the file with this name in those `folders` that come with the
+    package. `what` ("layout" or "scenario") is for the error message. Raises LayoutError."""
     found = find(path, folders)
     if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
         raise LayoutError(
@@ -39,7 +39,8 @@ def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that the user named. `what` is the kind of file, for the error message. Raises LayoutError."""
+    """The text of a file that the user named. `what` is what the error message calls the file, such as "layout". Raises
+    LayoutError."""
     try:
         return read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
@@ -49,7 +50,8 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
-    """Parse and check a layout; `where` names the text in errors. Raises LayoutError."""
+    """Parse and check a layout; `where` is what error messages call the text, such as its file's path. Raises
+    LayoutError."""
     tree = parse(text, where)
     for override in overrides or []:
         _apply_override(tree, override)
@@ -58,7 +60,7 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of the TOML document `text`; `where` names the document in errors. Raises LayoutError."""
+    """The content of the TOML document `text`; `where` is what error messages call the document. Raises LayoutError."""
     try:
         return tomllib.loads(text)
     except (

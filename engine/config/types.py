@@ -1,4 +1,5 @@
-"""Extracts the description and the legal values of a layout key, as text, from the key's type annotation.
+"""Extracts the description and the legal values of a layout key, such as `grid.tp`, as text from the key's type
+annotation.
 
 The description is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
 """

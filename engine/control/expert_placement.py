@@ -1,8 +1,8 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks of a stage compute the same new maps from the same recent loads (one all-reduce). Then all ranks allocate
-buffers and vote. If any rank votes against the move, no expert moves. Values are copied bit for bit, so a placement
-does not change the results of training.
+All ranks of a stage compute the same new expert maps (which rank holds which expert) from the same recent loads, which
+one all-reduce provides. Then all ranks allocate buffers and vote. If any rank votes against the move, no expert moves.
+Values are copied bit for bit, so a placement does not change the results of training.
 """
 
 import hashlib
@@ -27,9 +27,8 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Carries out expert placement on one rank. `request`: the goal of the requested placement, or None. `moved`:
-    whether the last call of `carry_out` moved experts.
-    """
+    """Carries out expert placement on one rank. `request`: the goal of the requested placement (`load`, `traffic` or
+    `logical`), or None. `moved`: whether the last call of `carry_out` moved experts."""
 
     def __init__(
         self,
@@ -90,7 +89,8 @@ class ExpertPlacement:
         return {n: whole[:, n].numpy() for n in self._layers}
 
     def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
-        """The effect of the new expert maps on this rank's stage."""
+        """The effect of the new expert maps on this rank's stage, such as the imbalance before and after, and the bytes
+        to move."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}
@@ -110,8 +110,8 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote on moving the experts. Returns ("", the figures summed over all stages) if all ranks agree, else (the
-        first objection, this rank's own `figures`)."""
+        """Vote on moving the experts. Returns ("", the effect of the move summed over all stages) if all ranks agree,
+        else (the first objection, this stage's `figures`)."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)

@@ -1,8 +1,9 @@
 """Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
 FSDP shards a rank's stack of experts along dim 0, so each expert is stored whole on one rank of the [efsdp, ep] mesh.
-That rank sends the expert to the rank that holds the expert's new slot. The transfer copies bytes, so values are not
-rounded. The constructor of `Move` makes all allocations, because these may fail; `Move.run` only sends and copies.
+That rank sends the expert to the rank that stores the expert according to the new map. The transfer copies bytes, so
+values are not rounded. The constructor of `Move` makes all allocations, because these may fail; `Move.run` only sends
+and copies.
 """
 
 from collections.abc import Mapping, Sequence

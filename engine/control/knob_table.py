@@ -54,9 +54,10 @@ COMPRESSION = {
 
 @dataclass(frozen=True)
 class Effects:
-    """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` makes a plan, and `use_plan`
-    switches the run to it; `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the
-    actions `expert_placement` and `save`; if one of these functions is None, the board does not offer its action."""
+    """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` builds the object that runs a
+    pipeline schedule, and `use_plan` switches the run to it; `use_zero` changes the ZeRO stage. `place_experts` (with
+    the goal `load`, `traffic` or `logical`) and `save` carry out the actions `expert_placement` and `save`; if one of
+    these functions is None, the board does not offer its action."""
 
     prepare_plan: Callable[[str, int], Any]
     use_plan: Callable[[Any], None]
@@ -73,8 +74,8 @@ def knob_table(
     support: Support = EVERYTHING,
 ) -> KnobBoard:
     """Make the knob board with the layout's start values. A committed change takes effect in the next step. `actions`
-    are actions that the board offers in addition to its own. `support`: the axes, knobs and keys that the model
-    supports."""
+    are actions that the board offers in addition to its own. `support`: the parallel axes, knob values and layout keys
+    that the model supports."""
 
     def schedule(values: Values) -> str:
         return str(values.get("schedule", layout.schedule.name))

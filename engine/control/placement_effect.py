@@ -18,7 +18,8 @@ class Figures:
 
 
 def placement_text(goal: str, total: Figures) -> str:
-    """The text of the event that reports an expert placement with the goal `goal`."""
+    """The text of the event that reports an expert placement. `goal`: `load`, `traffic` or `logical`, as the operator
+    requested."""
     if not total.experts:
         return f"experts are already placed for {goal}: none was moved"
     load, after = total.imbalance / total.layers, total.imbalance_after / total.layers

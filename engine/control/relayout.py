@@ -1,4 +1,4 @@
-"""The knob `layout`, with which an operator changes how the ranks of a live run share the work.
+"""The knob `layout`, with which an operator changes the parallel layout of a live run.
 
 All ranks agree on the new layout at a step boundary, save a checkpoint and exit; the launcher then starts the ranks of
 the new layout from this checkpoint (`engine.launch.restarts.decision`).
@@ -18,7 +18,8 @@ from engine.preflight.memory import memory_refusal, too_few_gpus
 
 
 class Relayout:
-    """The knob `layout` of one rank. `requested`: the text of the layout in which the ranks will restart, or None."""
+    """Carries out a change of the knob `layout` on one rank. `requested`: the text of the layout in which the ranks
+    will restart, or None."""
 
     def __init__(
         self, layout: Layout, device: torch.device, save: Callable[[object], None], paused: Callable[[], bool]

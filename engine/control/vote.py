@@ -56,7 +56,8 @@ class KnobVote:
         self.save = False  # whether the leader requested a checkpoint in this step
 
     def begin(self, step: int, stop: bool, save: bool = False) -> None:
-        """Start the broadcast of the header. Only the leader's `stop` and `save` have an effect."""
+        """Start the leader's broadcast of the revision and size of the newest pending command, and of whether to stop
+        and to save. Only the leader's `stop` and `save` have an effect."""
         if self._rank == LEADER:
             # There is no vote after the last step, because no later step would use the change.
             command = None if stop else self._voter.choose(step)

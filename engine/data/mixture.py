@@ -1,4 +1,5 @@
-"""Training samples from folders of token shards: sources, their order, and batches. Torch-free.
+"""Training samples from token shards. Each folder of token shards is a source; samples of several sources are mixed in
+a fixed order. Torch-free.
 
 A sample is `seq_len` + 1 consecutive tokens of a source. The last token of a sample is only a target, and is also the
 first token of the next sample. Documents are concatenated, so a sample may contain several documents or a part of one.
@@ -72,7 +73,8 @@ class TokenShards:
 
 
 class ShardWindows:
-    """Samples of token shards. The sample number is step x global_batch + the sample's index within the step."""
+    """The training text in token shards, divided into samples. The sample number is step x global_batch + the sample's
+    index within the step."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ def starts_of(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def samples_of(source: Source, seq_len: int) -> int:
-    """Number of samples of a source."""
+    """Number of samples of `seq_len` + 1 tokens in a source (a folder of token shards)."""
     return (len(source) - 1) // seq_len
 
 

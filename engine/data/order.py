@@ -1,10 +1,10 @@
-"""The order of samples: maps a sample number to a source and a sample of this source, in constant memory and without
-state.
+"""The order of samples: maps a sample number to a source (a folder of token shards) and a sample of this source, in
+constant memory and without state.
 
-Sample numbers are divided into blocks. In each block, each source has a fixed share of the sample numbers, in a seeded
-order. After each block, the sources have therefore contributed exactly their shares, and the samples of earlier blocks
-need not be counted.
-Each source has its own epochs. In an epoch a source yields each of its samples once, in a seeded order.
+Sample numbers are divided into blocks of consecutive numbers. In each block, each source has a fixed share of the
+sample numbers, in a seeded order. After each block, the sources have therefore contributed exactly their shares, and
+the samples of earlier blocks need not be counted. Each source counts its own epochs. In an epoch a source yields each
+of its samples once, in a seeded order.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class SampleOrder:
         return Places(source, index, epoch)
 
     def samples_in(self, epochs: int) -> int:
-        """Number of samples that can be drawn before any source needs more than `epochs` epochs."""
+        """Number of samples that can be drawn before any source begins its (`epochs` + 1)-th epoch."""
         if not self._weighted:
             return epochs * self._block
         block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))
@@ -76,7 +76,8 @@ class SampleOrder:
         return block * self._block + int(over.argmax())
 
     def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
-        """The source of each sample number, and the count of earlier samples from the same source."""
+        """For each sample number, given as a block and a position in the block: its source, and the number of earlier
+        samples from the same source, in all blocks."""
         source, nth = np.empty_like(within), np.empty_like(within)
         for b in {*blocks.tolist()}:
             here = blocks == b
@@ -89,8 +90,8 @@ class SampleOrder:
         return source, nth
 
     def _table(self, block: int) -> tuple[Numbers, Numbers]:
-        """For each position in a block of BLOCK samples, the source and the count of earlier samples from the same
-        source."""
+        """For each position in a block of BLOCK samples, the source, and the number of earlier samples from the same
+        source in this and all earlier blocks."""
         if block not in self._tables:
             place = Permutation(self._block, f"{self._seed}/block {block}")(np.arange(self._block))
             source = np.searchsorted(self._starts, place, "right") - 1

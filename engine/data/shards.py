@@ -73,7 +73,7 @@ def shard_files(folder: Path, number: int) -> tuple[Path, Path]:
 
 
 def read_index(folder: Path) -> tuple[Index, str]:
-    """The index of a folder, and the digest of the index file. Raises DataError."""
+    """The content of the index.json of a folder of token shards, and the digest of this file. Raises DataError."""
     try:
         raw = read_ordinary(folder / INDEX, MAX_INDEX_BYTES)
     except OSError as error:

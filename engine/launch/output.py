@@ -42,8 +42,9 @@ class Progress:
 
 
 class Output:
-    """Prints the events of a run. Rank 0 calls `start`, `step`, `saved` and `sample`; the process that knows the exit
-    status calls `begin` and `end`."""
+    """Prints the output of `engine run`: the start and the end of the run, and each step, saved checkpoint and
+    generated text. Rank 0 calls `start`, `step`, `saved` and `sample`; the process that knows the exit status calls
+    `begin` and `end`."""
 
     def __init__(self, layout: Layout, as_json: bool, simulated: bool = False):
         self._layout, self._json, self._simulated = layout, as_json, simulated

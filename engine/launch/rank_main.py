@@ -118,9 +118,9 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step` after each step. On rank 0, this object also records when each step ends, so that the time lost
-    in a restart can be computed. After the first step that follows a restart, it reports the lost time in the run's log
-    and calls `on_restarted`."""
+    """Calls `on_step` after each step. On rank 0, this object also records when each step ends, so that the time from
+    the last step before a restart to the first step after it is known. After the first step that follows a restart, it
+    reports this time in the run's log and calls `on_restarted`."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The shipped layouts and scenarios. In a checkout these files are in `layouts/`; in an installed package they are next
-to this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
-directory.
+"""The layouts (descriptions of runs) and simulation scenarios that come with the package. In a checkout these files are
+in `layouts/`; in an installed package they are next to this module. A file is found by path (`layouts/demo.toml`) or by
+name (`demo`, `deepseek-v3`), from any working directory.
 """
 
 import os
@@ -15,12 +15,12 @@ _CHECKOUT = _INSTALLED.parents[1] / PREFIX
 
 
 def shipped_folder() -> Path:
-    """The folder of the shipped layouts."""
+    """The folder of the layouts that come with the package."""
     return _INSTALLED if (_INSTALLED / "demo.toml").is_file() else _CHECKOUT
 
 
 def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
-    """Names of the shipped files in `folders`."""
+    """Names of the files in those `folders` that come with the package."""
     return [path.stem for folder in folders for path in sorted((shipped_folder() / folder).glob("*.toml"))]
 
 

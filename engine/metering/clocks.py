@@ -1,8 +1,8 @@
 """Clocks of the meter: wall time on the CPU; CUDA events on a GPU, where the host runs ahead of the device.
 
-A clock records marks and passes the seconds between two marks to a callback. On the CPU the callback is called
-immediately. On a GPU a mark is a CUDA event, and the callback is called after both events have completed, so the host
-does not wait.
+A clock records points in time (marks) and passes the seconds between two marks to a callback. On the CPU the callback
+is called immediately. On a GPU a mark is a CUDA event, and the callback is called after both events have completed, so
+the host does not wait.
 """
 
 import time
@@ -23,14 +23,15 @@ class Clock(Protocol):
         """Record a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """Record an idle mark: the difference between two idle marks is the idle time between them."""
+        """Record a mark for measuring idle time: the time between two such marks counts only while the rank does no
+        work."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`: immediately, or in `collect` once both marks have
         completed."""
 
     def start_step(self) -> None:
-        """Start a step. Marks of earlier steps must not be used afterwards."""
+        """Start a step. The caller must not pass marks of earlier steps to `between` afterwards."""
 
     def collect(self) -> None:
         """Call the callbacks of all measurements that are complete."""
@@ -43,8 +44,8 @@ class WallClock:
         return time.perf_counter()
 
     def idle_mark(self) -> Mark:
-        """Idle time is wall time minus CPU time of this thread. Between actions, a rank sleeps only in sends and
-        receives, so idle time measures the wait for other ranks."""
+        """Idle time is wall time minus CPU time of this thread. Between two pipeline actions, a rank sleeps only in
+        sends and receives, so idle time measures the wait for other ranks."""
         return time.perf_counter() - time.thread_time()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
@@ -58,7 +59,7 @@ class WallClock:
 
 
 class Event(Protocol):
-    """The part of `torch.cuda.Event` that a clock needs."""
+    """The methods of `torch.cuda.Event` that `EventClock` calls."""
 
     def record(self) -> None: ...
 
@@ -94,8 +95,8 @@ class EventClock:
         return event
 
     def idle_mark(self) -> Mark:
-        """Make a mark. If no work is queued between two idle marks, the time between them is idle time: the stream
-        waits for other ranks or for the host."""
+        """Record a mark. If no work is queued on the stream between two marks, the time between them is idle time: the
+        stream waits for other ranks or for the host."""
         return self.mark()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:

@@ -40,7 +40,7 @@ OperationCallback = Callable[[int, str], None]
 
 @dataclass
 class Lane:
-    """Communication over one axis in one step."""
+    """Bytes and duration of the communication over one axis in one step."""
 
     bytes: int = 0
     ms: float = 0.0
@@ -59,7 +59,8 @@ class Lane:
 
 @dataclass
 class Span:
-    """One pipeline action. The times are in seconds since the start of the pipeline window."""
+    """One pipeline action: the forward pass, the backward pass or a half of a split backward pass of a micro-batch on a
+    stage. The times are in seconds since the start of the step's pipeline."""
 
     kind: ActionKind
     stage: int
@@ -90,8 +91,8 @@ class Readings:
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. The copy synchronises with the device, so call this method when the host has
-        just waited for the device anyway."""
+        """Copy the routing counts (`load` and `dropped`) to the host. The copy synchronises with the device, so call
+        this method when the host has just waited for the device anyway."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:
@@ -109,12 +110,13 @@ class Readings:
 
     @property
     def window(self) -> float:
-        """Seconds from the start of the pipeline window to the end of the last action."""
+        """Seconds from the start of the pipeline to the end of the last action of this rank."""
         return max((span.end for span in self.spans), default=0.0)
 
 
 class Meter:
-    """Adds up the measurements of a rank's step; `start_step` resets them. The meter is always on."""
+    """Adds up the measurements of a rank's step; `start_step` resets them. The meter measures every step and cannot be
+    turned off."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class Meter:
         return self.step, self._override or text, since
 
     def set_operation(self, text: str) -> None:
-        """Set the current operation, which pulses report, to `text`."""
+        """Set the current operation to `text`. The pulses, which the agent sends once a second, report it."""
         self._operation = (text, time.monotonic())
         if self._on_operation:
             self._on_operation(self.step, text)
@@ -170,7 +172,8 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Context manager in which measurements do not count towards the step's readings."""
+        """Context manager that discards the measurements made while it is open, so that the step's readings do not
+        include them."""
         kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
         try:
             yield
@@ -204,9 +207,9 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Context manager that measures one collective. `sent_bytes`: the bytes that this rank sends to other ranks.
-        For an all-to-all, `to` maps each destination rank to the bytes sent to it. `clock` defaults to the device's
-        clock."""
+        """Context manager that adds the bytes and the duration of one collective to the step's readings. `sent_bytes`:
+        the bytes that this rank sends to other ranks. For an all-to-all, `to` maps each destination rank to the bytes
+        sent to it. `clock` defaults to the device's clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
@@ -235,8 +238,8 @@ class Meter:
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """Context manager for a step's pipeline window, which ends with the last action. Within the window, the rank is
-        idle whenever it runs no action."""
+        """Context manager for the pipeline of one step: the times of actions count from its start. From this start to
+        the end of the last action, the rank is idle whenever it runs no action."""
         self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
         self._idle_since = None  # the time after the last action does not count as waiting
@@ -276,7 +279,7 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass reuses the routing and does
-        not call this method again."""
+        """Add the routing counts of one micro-batch in `layer`: the token-expert pairs of each expert, and the dropped
+        pairs. A recomputed forward pass reuses the routing and does not call this method again."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

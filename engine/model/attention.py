@@ -114,8 +114,8 @@ class Attention(nn.Module):
         return self.output(self.context.attend(q, k, v, self.window, documents))
 
     def heads(self, x_BSD: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank. `rope` contains the rotary factors of the
-        positions."""
+        """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank. `rope` is the RoPE table of the positions
+        (`rope_table`)."""
         # q, k and v have separate matmuls: concatenating their weights would copy them in each layer and micro-batch
         # and keep the copy for the backward pass.
         q, k, v = (

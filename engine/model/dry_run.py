@@ -1,4 +1,4 @@
-"""Builds the user's own model on the meta device, without allocating memory, to check its parts and count its
+"""Builds the user's own model on the meta device, without allocating memory, to check the model's modules and count its
 parameters.
 
 Shapes: S tokens, D model width, V vocabulary; one sequence.
@@ -23,9 +23,9 @@ EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 
 
 def check_own_model(layout: Layout) -> None:
-    """Raise LayoutError if the user's own model cannot be loaded, does not support the layout, or has a part that
-    cannot be built, raises an error in its forward pass, or returns a wrong shape. The check runs the user's code. The
-    built-in model needs no check."""
+    """Raise LayoutError if the user's own model cannot be loaded, does not support the layout, or contains a module
+    that cannot be built, raises an error in its forward pass, or returns a wrong shape. The check runs the user's code.
+    The built-in model needs no check."""
     if layout.model.own:
         if refusal := unsupported(layout, implementation_of(layout.model).support):
             raise LayoutError(refusal)

@@ -45,7 +45,8 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Base class of a block, one layer of the model. Each block is a unit of FSDP and of recompute.
+    """Base class of a block, one layer of the model. Without a pipeline, and with ZeRO 3, each block is an FSDP unit;
+    its experts are a separate unit.
 
     `forward` reads the knob `recompute`: `full` recomputes the whole block in the backward pass. Override `forward` to
     support other values or to receive `documents`, which are None if `Support.documents` is False.
@@ -153,5 +154,5 @@ def _imported(module: str) -> Any:
 
 
 def described(error: Exception) -> str:
-    """The type and message of an error, as part of a sentence."""
+    """The type and message of an error, as text for an error message."""
     return f"{type(error).__name__}: {shown(str(error))}"

@@ -72,8 +72,8 @@ class LatentAttention(nn.Module):
     def expanded(
         self, q_BSX: Tensor, latent: Tensor, key_BSR: Tensor, rope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys [B, S, H, C] and values [B, S, H, V], from the parts of `gathered`. `rope` contains the
-        rotary factors of the positions."""
+        """Queries and keys [B, S, H, C] and values [B, S, H, V], from the three tensors that `gathered` returns. `rope`
+        is the RoPE table of the positions (`rope_table`)."""
         kv = linear(latent, self.kv_up).view(*latent.shape[:2], -1, self.nope + self.v_dim)
         k_nope, v = torch.split(kv, [self.nope, self.v_dim], -1)
         return *self._joined(self.queries(q_BSX), k_nope, key_BSR, rope), v

@@ -44,9 +44,9 @@ class Prediction(nn.Module):
 
 
 class Stage(nn.Module):
-    """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp].
-    With multi-token prediction they are [(1 + P) B, S, V/tp]: first the logits for the next token of all B sequences,
-    then those of each multi-token prediction layer.
+    """A pipeline stage: consecutive layers of the model that the layout key `model.implementation` names. The last
+    stage returns logits [B, S, V/tp]. With multi-token prediction they are [(1 + P) B, S, V/tp]: first the logits for
+    the next token of all B sequences, then those of each multi-token prediction layer.
 
     `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if a layer of the
     model is not a `Block`, or another part is not an `nn.Module`.
@@ -61,8 +61,8 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Check that `built` is a `kind`, and let `factory.adopt` replace the parameters that the factory did not
-            create."""
+            """Check that the model's module `built` is an instance of `kind`, and let `factory.adopt` replace those of
+            its parameters that the factory did not create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "

@@ -89,8 +89,8 @@ class TransformerBlock(Block):
         return out
 
     def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """The MLP or the experts, with the norm before them and the residual connection. `cache` stores the routing for
-        a recomputed forward pass."""
+        """The MLP or the experts, with the norm before them and the residual connection. The first forward pass stores
+        the router's decisions in `cache`; a recomputed forward pass uses them again."""
         h = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out

@@ -12,7 +12,8 @@ class Embedding(nn.Module):
     holds V/tp rows.
 
     `copied`: the model's embedding is on another stage, and this module is a copy of it for multi-token prediction,
-    with the same initial values. The optimizer keeps the weights of the copy and of the original equal."""
+    with the same initial values. The optimizer keeps the weights of this copy equal to those of the model's
+    embedding."""
 
     def __init__(self, factory: ParameterFactory, vocab: int, d_model: int, copied: bool = False):
         super().__init__()

@@ -24,7 +24,8 @@ def scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
 
 
 def all_to_all(x_TD: Tensor, send: list[int], receive: list[int], axis: Axis) -> Tensor:
-    """`Axis.all_to_all` with uneven rows; backward sends the gradients back."""
+    """`Axis.all_to_all` with autograd: `send[p]` rows go to each rank p; backward sends the gradients of the rows
+    back."""
     return x_TD if axis.size == 1 else _call(_AllToAll, x_TD, axis, send, receive)
 
 
@@ -99,8 +100,9 @@ class _Exchange(torch.autograd.Function):
 
 
 class OverlappedAllToAll:
-    """An all-to-all with uneven rows that overlaps with what the caller computes between `start` and `wait`. In the
-    backward pass, the all-to-all of the gradients overlaps with the backward of what ran between `start` and `wait`."""
+    """An all-to-all, with its own number of rows for each rank, that overlaps with what the caller computes between
+    `start` and `wait`. In the backward pass, the all-to-all of the gradients overlaps with the backward of what ran
+    between `start` and `wait`."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer

@@ -138,7 +138,8 @@ class Axis:
         return out
 
     def direct_all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks with one all-to-all of whole buffers, without metering."""
+        """Sum over the ranks: every rank sends its whole tensor to every other rank in one all-to-all. The bytes are
+        not metered."""
         rows = x.new_empty((self.size, *x.shape))
         dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
         return rows.sum(0)

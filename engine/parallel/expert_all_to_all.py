@@ -32,8 +32,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class Placement:
-    """The slot of each expert of a layer. A slot is (ep rank, index on that rank); slots are ordered by ep rank, then
-    by index.
+    """Which rank holds each expert of a layer, and at which index. The pair (ep rank, index on that rank) is called a
+    slot; slots are ordered by ep rank, then by index.
 
     `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. ep ranks are numbered
     in row-major order of (rank in the last hop, ..., rank in the first hop).

@@ -35,8 +35,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed initial values for one part of a parameter: the rows from index `row` on, restricted to the
-    columns in the range `columns`. `shape` is the shape of the whole parameter."""
+    """Normally distributed initial values of the part of a parameter that a rank holds: the rows from index `row` on
+    and, of these, only the columns in the range `columns`. `shape` is the shape of the whole parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,8 @@ class Normal:
             )
 
     def _block(self, block: int, rows: int) -> Tensor:
-        """The initial values of a block of rows, limited to the columns of this part."""
+        """The initial values of `rows` whole rows, drawn with the random generator of block number `block`; only the
+        columns in the range `columns` are returned."""
         text = f"{self.seed}/{self.name}" + (f"/{block}" if block else "")
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -79,7 +80,7 @@ class Stacked:
 
 
 def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """The initial values of a parameter that is not split."""
+    """The initial values of a whole parameter, without sharding."""
     values = torch.empty(shape)
     Normal(name, shape, std, seed).fill(values, 0)
     return values

@@ -20,7 +20,7 @@ class World:
     `grid.world` ranks.
 
     If `ep_inner` is given, token rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between
-    groups. If `ends` is True, an additional axis connects the first and the last rank of each pipeline.
+    groups. If `ends` is True, an additional process group connects the first and the last rank of each pipeline.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class World:
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
     def use_measured_all_reduces(self, path: str) -> None:
-        """On all axes except `control`, run all-reduces with the algorithms that rank 0's hardware file selects. All
-        ranks must call this. Rank 0 raises RefusedError if it cannot use the file."""
+        """From now on, use the algorithms that rank 0's hardware file selects for the all-reduces of all axes except
+        `control`, the gloo group of all ranks for votes and statistics. All ranks must call this. Rank 0 raises
+        RefusedError if it cannot use the file."""
         shared: list[bytes | None] = [None]
         if self.rank == 0:
             shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]
@@ -94,7 +95,7 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 
 def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
     """The process group of the ranks that have this rank's coordinates on all axes other than `axes`. The group is not
-    taken from a device mesh, because the meshes have no cp axis: cp is part of fsdp."""
+    taken from a device mesh, because the meshes have no cp axis: their axis fsdp covers dp_shard and cp."""
     groups = grid.groups(*axes)
     return _own_group(groups) if len(groups[0]) > 1 else None
 

@@ -26,8 +26,9 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of a run, averaged over ranks. Times are in ms per step; `bubble` is a share of the pipeline's
-    window. None: not known. `exposed_ms`: by axis, the time in collectives that does not overlap with computation."""
+    """Measurements of a run, averaged over ranks. Times are in ms per step. `bubble`: the share of the time from a
+    pipeline's start to the end of its last action in which a rank is idle. None: not known. `exposed_ms`: by axis, the
+    time in collectives that does not overlap with computation."""
 
     step_ms: float
     phases_ms: Mapping[str, float] = field(default_factory=dict)
@@ -41,8 +42,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run the most. `share`: the share of the step time that `cause` takes or, if the cause is memory,
-    the share of memory in use. `sentence`: the evidence."""
+    """What limits the speed of a run the most: a cause of step time, or full memory. `share`: the share of the step
+    time that `cause` takes or, if the cause is memory, the share of memory in use. `sentence`: the evidence."""
 
     cause: str
     share: float

@@ -21,8 +21,9 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """Plan the expert map for `goal`, a key of GOALS. The result is deterministic: from the same counts, all ranks plan
-    the same map.
+    """Plan which expert goes into which slot. `goal`: "load" balances the load of the ranks, "traffic" also sends fewer
+    (token, expert) pairs between ranks, and "logical" puts the experts in the order of their numbers. The result is
+    deterministic: from the same counts, all ranks plan the same map.
 
     For the goals "load" and "traffic", the highest load of a rank does not exceed that under the map `now`, and few
     experts move.
@@ -56,8 +57,8 @@ def experts_of(logical: Map, ep: int, of: int) -> list[int]:
 
 
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
-    """The slots of each rank of a stage. The ranks are numbered i x ep + j, where i is the rank's index over efsdp and
-    j is its index over ep.
+    """For each rank of a pipeline stage, the range of expert slots that it holds. The ranks are numbered i x ep + j,
+    where i is the rank's index over efsdp and j is its index over ep.
 
     The experts of an ep rank are stacked in one tensor, which is split along dim 0 as by `torch.chunk`; the last chunks
     may be empty.
@@ -132,8 +133,8 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of`: the planned group of
-    each expert. `now`: the current rank of each expert."""
+    """Assign the planned groups of experts to ranks such that few experts have to move. `rank_of`: for each expert, the
+    index of its planned group (the experts that are to share a rank). `now`: the current rank of each expert."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Splits a rank's idle time in the pipeline by cause, from the measured times of all ranks of the pipeline.
 
-The window lasts from the start of the pipeline to the end of the last action on any of its ranks, so it is the same for
-all ranks. A rank is idle in the window whenever it runs no action. Three causes add up to the idle time:
+A rank is idle whenever it runs no action, from the start of the step's pipeline to the end of the last action on any of
+its ranks. This interval, the window, is the same for all ranks of the pipeline. Three causes add up to the idle time:
 
 - *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
 - *wait*: the additional time in which the rank waits for other stages, during sends and receives or after its last
@@ -19,9 +19,9 @@ from engine.planner.schedule import ScheduleClock
 
 @dataclass(frozen=True)
 class Idle:
-    """A rank's idle time and its parts, as fractions of the pipeline's window. `bubble` is schedule + wait + overhead.
-    `bound` is the mean bubble over ranks in a simulated schedule in which every action takes the mean measured duration
-    of its kind on its stage."""
+    """A rank's idle time in a step, by cause, as fractions of the time from the start of the pipeline to the end of the
+    last action on any of its ranks. `bubble` is schedule + wait + overhead. `bound` is the mean bubble over ranks in a
+    simulated schedule in which every action takes the mean measured duration of its kind on its stage."""
 
     PARTS: ClassVar = ("schedule", "wait", "overhead")
     SHARES: ClassVar = ("bubble", *PARTS, "bound")
@@ -44,9 +44,9 @@ def split_idle(
     windows: Sequence[float],
     waited: float,
 ) -> Idle:
-    """Split the idle time of `rank`. All times are in seconds. `durations`: for each rank, the durations of its actions
-    in the order of `clock.acts`. `windows`: the window of each rank. `waited`: the time that `rank` waited between its
-    actions."""
+    """Split the idle time of `rank` by cause. All times are in seconds. `durations`: for each rank, the durations of
+    its actions in the order of `clock.acts`. `windows`: for each rank, the time from the start of the pipeline to the
+    end of its own last action. `waited`: the time for which `rank` waited for other stages between its actions."""
     window = max(windows)
     idle = max(0.0, window - sum(durations[rank]))
     schedule = min(idle, clock.idle(durations)[1][rank])

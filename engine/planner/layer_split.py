@@ -69,10 +69,10 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum cost over all splits, and the split with this cost. `join` combines the stage weights of a split into
-    its cost. `stage_weight[end, begin]` is the weight of the layers from begin to end. The algorithm is dynamic
-    programming: for one stage after another, it tries every layer as the first layer of the stage. If several of these
-    layers give the same minimum cost, the last one is chosen."""
+    """The minimum cost over all splits, and the split with this cost. `join` gives the cost of a split that is extended
+    by a stage, from its cost before and the weight of that stage. `stage_weight[end, begin]` is the weight of the
+    layers from begin to end. The algorithm is dynamic programming: for one stage after another, it tries every layer as
+    the first layer of the stage. If several of these layers give the same minimum cost, the last one is chosen."""
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.
     best = join(np.zeros(layers + 1), stage_weight[:, 0])

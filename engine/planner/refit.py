@@ -1,10 +1,11 @@
 """Calibrates the planner's step time to a run: fits three coefficients to the measured steps of the run.
 
-The predicted time of a step is the sum of computation time C and exchange time X. The fit replaces this sum by a C + b
-X + o: factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not
-predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
-collectives, and for the time outside the pipeline. The equations are weighted by the accuracy of their measurements.
-The values of a, b and o are the non-negative least-squares solution of these equations.
+The predicted time of a step is the sum of computation time C and communication time X. The fit replaces this sum by a C
++ b X + o: factor a scales computation, factor b scales communication, and o is the time in seconds that the planner
+does not predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
+collectives, and for the time outside the pipeline. Each equation is divided by the standard error of its measurement,
+so that accurate measurements count more. The values of a, b and o are the non-negative least-squares solution of these
+equations.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,10 +27,10 @@ LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 
 class Parts(NamedTuple):
-    """Predicted seconds of a step. `compute` and `exchange`: the time that the slowest rank's pipeline actions spend in
-    computation and in communication. `stretch`: factor by which the bubble extends the time of the actions. `sends`:
-    exposed time of sends between pipeline stages. `outside_compute` and `outside_exchange`: computation and
-    communication outside the pipeline, once per step."""
+    """The predicted time of a step in seconds, split into the terms of the fit. `compute` and `exchange`: the time that
+    the slowest rank's pipeline actions spend in computation and in communication. `stretch`: factor by which the bubble
+    extends the time of the actions. `sends`: exposed time of sends between pipeline stages. `outside_compute` and
+    `outside_exchange`: computation and communication outside the pipeline, once per step."""
 
     compute: float
     exchange: float
@@ -40,14 +41,15 @@ class Parts(NamedTuple):
 
     @property
     def row(self) -> tuple[float, float, float]:
-        """The coefficients of a, b and o in the fitted time of the step."""
+        """What the factors a, b and o of the fit are multiplied by in the time of the step: seconds of computation,
+        seconds of communication, and 1."""
         compute = self.stretch * self.compute + self.outside_compute
         exchange = self.stretch * self.exchange + self.sends + self.outside_exchange
         return compute, exchange, 1.0
 
 
 def parts_of(prediction: Prediction) -> Parts:
-    """The phases of a predicted step, summed into the parts that the fit uses."""
+    """The times of a predicted step, summed into the terms of the fit."""
     phases = dict(prediction.phases)
     bubble, dp, sends = (phases.pop(cause, 0.0) for cause in ("bubble", "dp", "pp"))
     optimizer = phases.pop("optimizer", 0.0)
@@ -59,8 +61,8 @@ def parts_of(prediction: Prediction) -> Parts:
 
 class Observed(NamedTuple):
     """Measurements of steps with one set of knob values. `step_s`: mean seconds of a step. `error_s`: standard error of
-    `step_s`. `exchange_s`: seconds in exposed collectives; None: not measured. `outside_s`: seconds outside the
-    pipeline's window; None: not measured."""
+    `step_s`. `exchange_s`: seconds in exposed collectives; None: not measured. `outside_s`: seconds of the step outside
+    its pipeline, such as in the optimizer; None: not measured."""
 
     parts: Parts
     step_s: float
@@ -72,7 +74,7 @@ class Observed(NamedTuple):
 @dataclass(frozen=True)
 class Factors:
     """The fitted factors. `residual`: relative root mean square error of the fitted step times. `settings`: number of
-    sets of knob values."""
+    different sets of knob values under which the fitted steps ran."""
 
     compute: float
     exchange: float
@@ -81,13 +83,13 @@ class Factors:
     settings: int
 
     def seconds(self, parts: Parts) -> float:
-        """The fitted time of a step."""
+        """The time of a step in seconds according to the fit."""
         compute, exchange, once = parts.row
         return self.compute * compute + self.exchange * exchange + self.overhead_s * once
 
 
 def fit(observed: Sequence[Observed]) -> Factors | None:
-    """Fit the factors of a run. Returns None if no step was measured."""
+    """Fit the factors to the measured steps of a run. Returns None if no step was measured."""
     rows: list[tuple[float, float, float]] = []
     values: list[float] = []
     for one in observed:
@@ -105,7 +107,8 @@ def fit(observed: Sequence[Observed]) -> Factors | None:
 
 
 def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], float, float]]:
-    """For each equation, its coefficients, the measured seconds, and their standard error."""
+    """The equations of the fit that one set of measurements gives: for each, the coefficients of a, b and o, the
+    measured seconds, and their standard error."""
     parts = one.parts
     yield parts.row, one.step_s, max(NOISE * one.step_s, one.error_s)
     part_error = NOISE_OF_PARTS * one.step_s

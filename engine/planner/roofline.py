@@ -61,8 +61,8 @@ def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """The load that a job puts on one level of links. `bytes` and `messages`: by axis, the number of bytes and of
-    messages that a rank sends in a step."""
+    """What a job sends over one level of links, such as the links inside a node, and what limits a step on this level.
+    `bytes` and `messages`: by axis, the number of bytes and of messages that a rank sends in a step."""
 
     link: Link
     flops: float  # FLOPs that a rank computes in a step
@@ -114,9 +114,9 @@ class Level:
 def roofline(
     job: Job, hardware: Hardware, release: str | None = None, pp: int | None = None
 ) -> tuple[Level, ...]:
-    """The load of a rank at pipeline coordinate `pp` on the innermost and on the outermost level of links. `pp` None:
-    the first or the last pipeline rank, whichever sends more. The load is computed from the same collectives as the
-    predicted step time (`engine.planner.workload.communication.exchanges`)."""
+    """What a rank at pipeline coordinate `pp` sends in a step over the innermost and over the outermost level of links.
+    `pp` None: the first or the last pipeline rank, whichever sends more. The bytes and messages are computed from the
+    same collectives as the predicted step time (`engine.planner.workload.communication.exchanges`)."""
     efficiency, device = hardware.efficiency, hardware.device
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
     links = (hardware.links[0], hardware.links[-1]) if len(hardware.links) > 1 else (hardware.links[0],)
@@ -147,7 +147,8 @@ class Load(NamedTuple):
 
 
 def _loads(exchanges: list[Exchange], hardware: Hardware) -> tuple[Load, Load]:
-    """The load that `exchanges` put on the inner level of links, and the load that they put on the outer level."""
+    """The bytes and messages that a rank sends in `exchanges` over the innermost level of links, and those over the
+    outermost level."""
     both = Load({}, {}), Load({}, {})
     for one in exchanges:
         parts = sent_by_level(one.kind, one.bytes, one.copies, one.ranks, one.stride, hardware)

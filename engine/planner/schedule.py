@@ -28,13 +28,14 @@ Turn = tuple[Act, ...]
 
 
 def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
-    """The turns of `rank` in the schedule `name`, in execution order. A turn is a group of actions."""
+    """The actions of `rank` in the schedule `name`, in execution order. Actions whose outputs are sent together form
+    one `Turn`; most turns consist of a single action."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
 class _Acts:
-    """Builds a rank's list of turns (see `Turn`). The actions of one kind on one stage are in the order of their
-    micro-batches."""
+    """Builds a rank's list of turns (groups of actions whose outputs are sent together). The actions of one kind on one
+    stage are in the order of their micro-batches."""
 
     def __init__(self, micro_batches: int | None = None):
         self.turns: list[Turn] = []
@@ -134,8 +135,8 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """The DualPipeV schedule (half of DualPipe, DeepSeek-AI 2024): two stages per rank in a V, so that rank 0 has the
-    first and the last stage. In the steady state, a turn is the forward pass of one of the rank's stages and the
-    backward pass of the other."""
+    first and the last stage. In the steady state, a rank runs the forward pass of one of its stages and then the
+    backward pass of the other, and sends the outputs of both together."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -201,7 +202,7 @@ class ScheduleClock:
         self._runs = self._sorted(turns)
 
     def idle(self, durations: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
-        """The time until the last rank has finished (the window), and the idle time of each rank within it.
+        """The time until the last rank has finished, and for how long each rank is idle until then.
 
         `durations` contains the duration of each action in `acts`, by rank.
         """
@@ -217,9 +218,9 @@ class ScheduleClock:
         return window, [window - sum(busy) for busy in durations]
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [action,
-        case]. Each case, such as one pipeline of a run, is an independent simulation; all cases are computed
-        together."""
+        """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [actions
+        of the rank, simulations]. Each simulation, such as that of one pipeline of a run, is independent; all of them
+        are computed together."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]
@@ -236,19 +237,19 @@ class ScheduleClock:
         return by_rank
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
-        """Fraction of the window in which a rank is idle, averaged over ranks. `costs[kind][s]` is the duration of an
-        action on stage s, in any unit.
+        """The fraction of the time until the last rank has finished in which a rank is idle, averaged over ranks.
+        `costs[kind][s]` is the duration of an action on stage s, in any unit.
 
-        With balanced stages, the share is (p - 1) / (m v + p - 1) for the GPipe, 1F1B and interleaved schedules
-        (Narayanan et al. 2021).
+        With balanced stages, this fraction is (p - 1) / (m v + p - 1) for the GPipe, 1F1B and interleaved schedules
+        with p ranks, v stages per rank and m micro-batches (Narayanan et al. 2021).
         """
         window, idle = self.idle([[costs[act.kind][act.stage] for act in acts] for acts in self.acts])
         return sum(idle) / len(idle) / window if window else 0.0
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
         """All actions, sorted so that each action comes after the actions whose outputs it needs. Each entry is (rank,
-        position in the rank's `acts`, `need`). If an action needs the output of an action on another rank, `need` is
-        the index of that action in this list, else -1."""
+        position in the rank's `acts`, `need`). If the action needs the output of an action on another rank, `need` is
+        the index of that action's entry in the returned list, else -1."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]
@@ -280,6 +281,6 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """Key under which the receiving action looks up this action's output. I and B send the same input gradient, so both
-    use B as the kind in the key."""
+    """The key under which an action on another rank finds the entry of the action that sends its input. I and B send
+    the same input gradient, so both use B as the kind in the key."""
     return act._replace(kind="B") if act.kind == "I" else act

@@ -2,9 +2,9 @@
 
 A capacity factor f limits an expert to c = ceil(f S K / E) (token, expert) pairs per sequence of S tokens, where each
 token chooses K of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each
-expert summed over all sequences of a step. The number of an expert's pairs in one sequence is assumed to be normally
-distributed around the mean. The standard deviation is `overdispersion` times the value for tokens that choose
-independently, because tokens of one sequence tend to choose the same experts.
+expert summed over all sequences of a step. The number of (token, expert) pairs of an expert in one sequence is assumed
+to be normally distributed around its mean over the sequences. The standard deviation is `overdispersion` times the
+value for tokens that choose independently, because tokens of one sequence tend to choose the same experts.
 """
 
 import math
@@ -38,8 +38,8 @@ def expected_drops(
 
 
 def _excess(mean: float, most: int, overdispersion: float, seq_len: int) -> float:
-    """Expected number of an expert's pairs beyond `most` in a sequence: the mean of max(0, X - most), where X is the
-    normally distributed number of pairs."""
+    """Expected number of an expert's (token, expert) pairs beyond the capacity `most` in a sequence: the mean of max(0,
+    X - most), where X is the normally distributed number of pairs."""
     share = min(1.0, mean / seq_len)
     deviation = overdispersion * math.sqrt(max(1e-12, mean * (1 - share)))
     above = (mean - most) / deviation

@@ -48,7 +48,8 @@ class WhatIf:
         return None if self.capacity is None else self.memory.fits(self.capacity)
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers of the plan under stable names (docs/plan/planner.md). Unknown values are None."""
+        """The predicted numbers as JSON values, under the names that docs/plan/planner.md lists. Unknown values are
+        None."""
         job, time = self.job, self.time
         grid = {
             axis: getattr(job.grid, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")

@@ -1,4 +1,4 @@
-"""The work of each rank of `engine collectives`: measures torch's collectives and the algorithms of
+"""Runs on each rank of `engine collectives`: measures torch's collectives and the algorithms of
 `engine.collectives`."""
 
 import warnings
@@ -61,8 +61,8 @@ def measure(context: RankContext, settings: Settings, say: Callable[[str], None]
 
 
 def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, Callable[[], Operation]]:
-    """One trial for each collective, algorithm and buffer size in `settings`. The function for a trial returns the
-    operation to be measured."""
+    """One trial for each collective, algorithm and buffer size in `settings`. The function for a trial prepares the
+    collective, and returns a function that runs it once."""
     found: dict[Trial, Callable[[], Operation]] = {}
     for kind in settings.kinds:
         for name in [TORCH, *([DIRECT] if device.type == "cpu" else []), *names(kind, settings.node)]:
@@ -75,7 +75,8 @@ def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, 
 
 
 def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.device) -> Operation:
-    """The operation to be measured. The operation's buffer contains zeros, so that repeated sums remain finite."""
+    """Prepare the collective of `trial`, and return a function that runs it once. The buffer contains zeros, so that
+    repeated sums remain finite."""
     dtype = DTYPES[settings.dtype]
     x = torch.zeros(trial.size // dtype.itemsize, dtype=dtype, device=device)
     if trial.algorithm in (TORCH, DIRECT):

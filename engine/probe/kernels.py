@@ -45,8 +45,8 @@ MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=2
 
 @dataclass(frozen=True)
 class Kernels:
-    """The measured speed of one rank. `efficiency`: fractions of `peak` and `memory_bandwidth` that the rank
-    reaches."""
+    """The rates at which one rank computes and reads memory, as measured. `efficiency`: fractions of `peak` and
+    `memory_bandwidth` that the rank reaches."""
 
     peak: float  # FLOP/s of a large square matmul
     memory_bandwidth: float  # bytes/s

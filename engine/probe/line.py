@@ -1,4 +1,5 @@
-"""Robust fit of a line to measured times. The line gives the latency and the seconds per unit of size."""
+"""Robust fit of a line to measured times. The line gives the latency (the time at size 0) and the slope, such as
+seconds per byte."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations

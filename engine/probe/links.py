@@ -1,4 +1,4 @@
-"""Measures the collectives that the engine uses on each axis of a grid."""
+"""Measures, for each parallelism axis, the collectives that the engine runs on it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ def _work() -> Operation:
 
 
 def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
-    """An operation that runs `work` (if not None) and then the operation created by `make()`."""
+    """An operation that runs the matmul `work` (if not None) and then the collective that `make()` prepares."""
     call = make()
 
     def both() -> None:

@@ -1,4 +1,4 @@
-"""The work of each rank of `engine probe`: joins the process group, measures, and leaves the group."""
+"""Runs on each rank of `engine probe`: joins the process group, measures, and leaves the group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,10 +137,10 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """The links within a machine and the links between machines, each as one level. A level is left out if no
-    collective was measured on it; if no collective was measured at all, one level with assumed values is returned. The
-    planner uses these links for layouts whose collectives were not measured. Latency and bandwidth are medians over the
-    measured collectives."""
+    """One `Link` for the links within a machine and one for those between machines. A link is left out if no collective
+    was measured on it; if no collective was measured at all, one link with assumed values is returned. The planner uses
+    these links for layouts whose collectives were not measured. Latency and bandwidth are medians over the measured
+    collectives."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []

@@ -70,7 +70,7 @@ class Measured(Struct, frozen=True):
 
 
 class Time(Struct, frozen=True):
-    """The measured seconds of a call: the median over the batches."""
+    """The measured seconds per call of a collective: the median over the batches of calls."""
 
     kind: str
     algorithm: str
@@ -82,7 +82,7 @@ class Fit(Struct, frozen=True):
     """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds per message and
     per byte sent; None if it is not known how many messages and bytes the algorithm sends. With the algorithm `ALL`,
     one alpha and one beta are fitted to all algorithms whose number of messages is known. `error`: median relative
-    deviation."""
+    deviation of the measured times from the line."""
 
     kind: str
     algorithm: str
@@ -117,17 +117,18 @@ class Report(Struct, frozen=True):
 
 
 class Series(NamedTuple):
-    """Seconds of each batch, by buffer size in bytes. `steps`: number of messages on the algorithm's critical path.
-    `sent`: bytes sent on this path, as a multiple of the buffer size."""
+    """The measured seconds per call of one collective algorithm: for each buffer size in bytes, one value for each
+    batch of calls. `steps`: number of messages that the algorithm sends one after another. `sent`: total bytes of these
+    messages, as a multiple of the buffer size."""
 
     batches: Mapping[int, Sequence[float]]
     steps: float = 1.0
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """The bytes and seconds of one message, for each buffer size; `middle` reduces the times of the batches to one
-        time. A line fitted to these points has the same relative error as a line fitted to the times of whole
-        collectives."""
+        """The bytes and seconds of one message, for each buffer size; `middle` computes one time from those of all
+        batches, such as their median. A line fitted to these points has the same relative error as a line fitted to the
+        times of whole collectives."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()
@@ -135,7 +136,8 @@ class Series(NamedTuple):
 
 
 def report(settings: Settings, measured: Measured) -> tuple[Report, tuple[MeasuredCollective, ...]]:
-    """The report, and the rows for a hardware description."""
+    """The report that `engine collectives` prints, and the fitted lines as rows for a hardware description, which the
+    planner reads."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
     for trial, seconds in measured.batches:
         found.setdefault((trial.kind, trial.algorithm), {})[trial.size] = seconds
@@ -184,7 +186,7 @@ def _over(interval: Interval, divisor: float) -> Interval:
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
     """Latency and seconds per byte with their intervals, and the error of the fitted line. The bootstrap resamples the
     batches of each size (Efron and Tibshirani 1993, chapter 6), so the intervals reflect the measurement noise. The
-    error shows how well a line describes the measured times."""
+    error is the median relative deviation of the measured times from the line."""
     line = fit([point for one in series for point in one.points(median)])
     random = Random(0)  # equal times give equal intervals
 

@@ -20,7 +20,8 @@ class Stopped(Exception):
 
 
 class Stopwatch:
-    """Times batches of calls. All ranks must make the same calls in the same order.
+    """Measures how long operations take, by timing batches of calls. All ranks must make the same calls in the same
+    order.
 
     All ranks run their batches at the same time, so ranks that share cores slow each other down as in a training step.
     A batch lasts several time slices of the operating system's scheduler, and the time of a batch is that of the
@@ -81,7 +82,7 @@ class Stopwatch:
         return self.slowest([(time.thread_time() - start) / calls])[0]
 
     def slowest(self, numbers: list[float]) -> list[float]:
-        """The element-wise maximum over all ranks."""
+        """For each of `numbers`, such as times, the highest value on any rank."""
         rows = self._control.all_gather(torch.tensor(numbers, dtype=torch.float64))
         return [float(x) for x in rows.amax(0)]
 

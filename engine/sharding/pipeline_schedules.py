@@ -91,8 +91,8 @@ class MeteredStage(PipelineStage):
 class Pipeline:
     """Runs the micro-batches of a step, forward and backward, over all stages.
 
-    `prepare` builds the plan for a schedule and a micro-batch count, which takes 1.5-5 ms. A plan takes effect when it
-    is assigned to the attribute `plan`.
+    `prepare` builds an object that runs one schedule with one number of micro-batches (a plan), which takes 1.5-5 ms.
+    The run switches to a plan when the plan is assigned to the attribute `plan`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for a run with a single pipeline stage: run one micro-batch after another."""
+    """Runs the micro-batches of a step one after another, in a run with a single pipeline stage."""
 
     def __init__(
         self,
@@ -164,8 +164,8 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for a run with several pipeline stages: run a schedule of `torch.distributed.pipelining`. A stage's
-    gradients are reduced after the stage's last backward pass."""
+    """Runs the micro-batches of a step over several pipeline stages, with a schedule of `torch.distributed.pipelining`.
+    A stage's gradients are reduced after the stage's last backward pass."""
 
     def __init__(
         self,

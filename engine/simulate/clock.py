@@ -1,4 +1,5 @@
-"""The times of a simulated step: predicted times of pipeline actions, adjusted to the conditions of each rank.
+"""The times of a simulated step: predicted times of pipeline actions, multiplied by each rank's factors for noise and
+scenario events.
 
 The predicted times come from `engine.planner.timing.predict`. The schedule is simulated for all pipelines together.
 """
@@ -44,8 +45,9 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step, in seconds, except `bubble`, `schedule` and `bound`, which are fractions of the pipeline
-    window. Arrays are [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step, in seconds, except `bubble`, `schedule` and `bound`, which are fractions of the time from the
+    first forward to the last backward of the rank's pipeline. Arrays are [rank] unless a comment states otherwise;
+    `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -55,9 +57,9 @@ class StepTimes:
     exposed: dict[str, Floats]  # by axis: seconds of waiting in collectives and for pipeline neighbours
     collectives: dict[str, Floats]  # by axis: seconds in collectives, exposed or hidden
     bubble: Floats
-    schedule: Floats  # share of the window in which the rank would be idle even without transfers
+    schedule: Floats  # share of `window` in which the rank would be idle even without transfers
     bound: Floats
-    window: Floats
+    window: Floats  # seconds from the first forward to the last backward of the rank's pipeline
     ends: list[Floats]  # by pipeline rank: end of each action of the first block
     starts: list[Floats]
 

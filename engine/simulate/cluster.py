@@ -17,9 +17,9 @@ class Cluster:
     """Ranks of one layout on nodes of `ranks_per_node` ranks.
 
     Ranks with the same pp coordinate that exchange data in every layer (over tp, cp or ep) form a *block*: all ranks of
-    a block take the time of its slowest rank. Blocks of different data-parallel ranks wait for each other at the end of
-    the step. `block`: for each rank, the index of its block among the blocks with the same pp coordinate. Blocks with
-    the same index at all pp coordinates form one pipeline.
+    a block take the time of its slowest rank. Blocks with the same pp coordinate wait for each other at the end of the
+    step. `block`: for each rank, the index of its block among the blocks with the same pp coordinate. Blocks with the
+    same index at all pp coordinates form one pipeline.
     """
 
     def __init__(self, layout: Layout, ranks_per_node: int):

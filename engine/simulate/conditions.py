@@ -1,5 +1,4 @@
-"""The conditions of a simulated step: noise and scenario events, as factors by which each rank's times are
-multiplied."""
+"""The noise and the scenario events of a simulated step, as factors by which each rank's times are multiplied."""
 
 from dataclasses import dataclass
 
@@ -14,8 +13,8 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions on each rank in one step. `compute` and `network` [rank]: factors by which the predicted times of
-    computation and of communication are multiplied."""
+    """What the noise and the events of the scenario do to each rank in one step. `compute` and `network` [rank]:
+    factors by which the predicted times of computation and of communication are multiplied."""
 
     compute: NDArray[np.float64]
     network: NDArray[np.float64]
@@ -27,7 +26,8 @@ class Conditions:
 
 
 class Machines:
-    """Draws the conditions of each step; the same seed and step give the same conditions."""
+    """Draws the noise of each step and applies the events of the scenario; the same seed and step give the same
+    result."""
 
     def __init__(self, cluster: Cluster, scenario: Scenario, seed: int):
         self._cluster, self._scenario, self._seed = cluster, scenario, seed

@@ -110,8 +110,8 @@ class Router:
     ) -> NDArray[np.int64]:
         """Number of token-expert pairs beyond the capacity: from each sequence, an expert takes at most `factor` times
         an equal share of the sequence's pairs. The number of pairs that an expert receives from one sequence is assumed
-        to be normally distributed, with a variance of two parts: that of random choices, and that between sequences
-        (`UNEVEN`)."""
+        to be normally distributed. Its variance is the sum of a binomial variance, for random choices, and a variance
+        between sequences (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k

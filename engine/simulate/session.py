@@ -18,7 +18,7 @@ from engine.simulate.telemetry.records import LEADER, Operation, Records
 from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0
-VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, even if steps are faster
+VECTORS_EVERY_S = 0.25  # minimum time between two samples, even if steps are faster
 PEERS_PER_S = 512  # maximum all-to-all records per second, the rate that a hub requests
 NOTED_EVERY_S = 0.5
 WAIT_S = 0.1  # maximum time to wait for the hub in one turn
@@ -34,8 +34,9 @@ OPERATIONS = {
 
 
 class Session:
-    """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` is polled
-    for a request to stop. `started`: facts about how the run was started, which clients display."""
+    """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` returns
+    whether the run must stop, and is called repeatedly. `started`: how the run was started, as names and values that
+    clients display."""
 
     def __init__(
         self,
@@ -186,7 +187,8 @@ class Session:
     # ---------------------------------------------------------------------------------------------- steps
 
     def _report(self, found: Simulated) -> None:
-        """Send the records of the step, its summary, and the full vectors that a client has requested."""
+        """Send the records of the step and its summary; in sampled steps, also the load of every expert, the pipeline
+        timelines and the all-to-all bytes by destination."""
         step, summary, ranks = found.step, found.summary, self._ranks
         if ranks.attached:
             self._send_rows(iter([self.records.steps(found, summary.revision)]))

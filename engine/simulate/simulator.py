@@ -98,7 +98,7 @@ class Simulator:
         self._flops = slice_tokens * np.array([self._forward_flops(pp) for pp in range(self._job.grid.pp)])
 
     def layers_of(self, pp: int) -> list[int]:
-        """The layers of a pipeline rank."""
+        """The indices of the model layers that pipeline rank `pp` holds."""
         return self._layers[pp]
 
     def _forward_flops(self, pp: int) -> float:
@@ -109,7 +109,8 @@ class Simulator:
 
     @property
     def job(self) -> Job:
-        """The job under the knob values in force, with the expert imbalance of the last step."""
+        """The planner's description of the training job, with the knob values in force and the expert imbalance of the
+        last step."""
         return replace(
             self._job,
             schedule=self.plan.schedule,
@@ -134,8 +135,8 @@ class Simulator:
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned
 
     def step(self, step: int, revision: int, knobs: Changes, time_s: float) -> Simulated:
-        """Compute `step` under the knob values in force. `revision`, `knobs` and `time_s` are only copied to the
-        summary."""
+        """Simulate training step number `step` with the knob values in force. `revision`, `knobs` and `time_s` are only
+        copied to the summary."""
         cluster = self.cluster
         conditions = self.machines.at(step)
         routed = self.router.route(step, self.values) if self.router else None
@@ -179,7 +180,7 @@ class Simulator:
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. This method also sets
-        `_imbalance`: the maximum over the mean of the ep ranks' loads, averaged over the MoE layers."""
+        `_imbalance`: the largest load of an ep rank divided by the mean load, averaged over the MoE layers."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)

@@ -96,7 +96,8 @@ class Steering:
     # ------------------------------------------------------------------------------------------- experts
 
     def place_experts(self, load: Any) -> Event | None:
-        """Carry out a requested expert placement, based on `load` [layer, expert]. Returns an event with the result."""
+        """If an expert placement has been requested, move experts between the simulated ep ranks according to `load`
+        [layer, expert], and return an event with the result; otherwise return None."""
         goal, self._goal = self._goal, None
         router = self._simulator.router
         if goal is None or router is None:

@@ -1,8 +1,8 @@
 """Simulated loss and gradient norm: plausible curves without any training.
 
-The loss falls as a power law of the progress. The progress made in a step depends on the learning rate of the step.
-Knobs change the loss in the same direction as in a real run: a learning rate of zero stops the progress, and a learning
-rate that is far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the loss.
+The loss falls as a power law of a sum over the steps, to which each step adds an amount that depends on its learning
+rate. Knobs change the loss in the same direction as in a real run: with a learning rate of zero the loss stops falling,
+and with one that is far too large it diverges. Dropped tokens and a large balancing loss raise the loss.
 """
 
 import math
@@ -26,7 +26,7 @@ UNCLIPPED = 3.0  # factor on the half-life of a loss jump if gradients are not c
 
 
 class Training:
-    """The simulated progress of training. Call `advance` once per step."""
+    """The simulated loss and gradient norm of a run. Call `advance` once per step."""
 
     def __init__(self, layout: Layout, scenario: Scenario, seed: int):
         self._layout, self._scenario, self._seed = layout, scenario, seed

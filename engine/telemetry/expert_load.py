@@ -1,4 +1,5 @@
-"""Messages about the load of experts, from counts of (token, expert) pairs of the whole job. Torch-free."""
+"""Builds the messages that report how many tokens each expert received, from the (token, expert) pairs of the whole
+job. Torch-free."""
 
 import math
 

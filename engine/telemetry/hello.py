@@ -33,8 +33,8 @@ def hello(
     restarts: int = 0,
 ) -> Hello:
     """This rank's identity, coordinates, capabilities and experts, as of `step`. `started`: how the run was started;
-    only the leader sends this, because it is the same for all ranks. `placement`: the expert map of each MoE layer of
-    this rank."""
+    only the leader sends this, because it is the same for all ranks. `placement`: for each MoE layer of this rank, all
+    experts in the order in which the ep ranks hold them."""
     ep, of = world.grid.ep, world.coords["ep"]
     held = held_facts({layer: experts_of(logical, ep, of) for layer, logical in placement.items()})
     return Hello(

@@ -22,7 +22,8 @@ class IdleTimes:
         self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
     def send(self, readings: Readings, clock: ScheduleClock) -> None:
-        """Send this rank's step window and the durations of its actions to the other ranks of its pipeline."""
+        """Send the durations of this rank's pipeline actions, and the time from the start of the pipeline to the end of
+        its last action, to the other ranks of its pipeline."""
         world = self._world
         if world.pp.size == 1:
             return
@@ -35,7 +36,7 @@ class IdleTimes:
 
     def split(self) -> Idle | None:
         """Idle time of this rank, by cause, in the step whose durations were sent last. None if there is no pipeline,
-        or if the durations are not known yet."""
+        or if the GPUs have not finished that step."""
         self.durations = None
         if self._exchange is None:
             return None

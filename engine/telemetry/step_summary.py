@@ -41,8 +41,8 @@ class StepConditions:
 
 @dataclass(frozen=True)
 class Measured:
-    """A rank's measurements of one step, apart from the meter's readings. The job's loss is the sum of all ranks'
-    `loss`."""
+    """A rank's measurements of one step that are not among the `Readings` of its meter (bytes, times and expert loads).
+    The job's loss is the sum of all ranks' `loss`."""
 
     loss: float
     grad_norm: float

@@ -16,8 +16,8 @@ def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterato
     exit.
 
     The weights are gathered as for a training step. If the run keeps averaged weights, the forward passes use these
-    instead of the current weights. Measurements inside the context are not added to the step's readings in `meter`.
-    Inside the context, knobs have the values in `values`, and activation recomputation is off.
+    instead of the current weights. What `meter` measures inside the context is not added to the measurements of the
+    training step. Inside the context, knobs have the values in `values`, and activation recomputation is off.
     """
     knobs = computation.knob_values
     values["recompute"] = "none"

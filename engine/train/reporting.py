@@ -42,7 +42,7 @@ class Reporting:
         self._loads_sent_s = 0.0
 
     def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
-        """Send this rank's record of a step. If full vectors are due for this step (`Agent.wants`), also send the
+        """Send this rank's record of a step. If samples are due for this step (`Agent.wants`), also send the
         timeline and the all-to-all bytes by destination rank."""
         readings, number = self._meter.readings, conditions.step
         record = self._records.step(readings, measured, conditions)

@@ -1,5 +1,5 @@
-"""Saves the checkpoints of a run when they are due, restores a checkpoint, and reports the results of saves. Used by
-the trainer."""
+"""Saves the checkpoints of a run when they are due, restores a checkpoint, and reports the results of saves, for the
+trainer."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,8 @@ from engine.train.optimization.weight_average import AVERAGE
 
 @dataclass(frozen=True)
 class KnobState:
-    """The knob values, their revision and their history, as a checkpoint stores them."""
+    """The knob values, the number of the last applied change (revision) and the history of changes, as a checkpoint
+    stores them."""
 
     values: Changes
     revision: int
@@ -37,7 +38,8 @@ class KnobState:
 
 
 class Saving:
-    """Saves and restores the state of a `Computation`. Without `checkpoints_dir`, nothing is saved.
+    """Saves a rank's `Computation` (weights, optimizer state) in checkpoints, and restores it from one. Without
+    `checkpoints_dir`, nothing is saved.
 
     `given` is the layout as the user wrote it; `on_checkpoint` is called on rank 0 with the result of each save.
     """
@@ -121,8 +123,8 @@ class Saving:
             self.checkpoints.save(done)
 
     def hold_ack(self, ack: Ack, changes: Changes) -> bool:
-        """If the change requested a save or another layout, hold the ack until the save has finished. Returns whether
-        the ack is held."""
+        """If the change requested a save or another layout, delay the ack (the acknowledgement of the change) until the
+        save has finished. Returns False if the ack is not delayed."""
         if self._acks is None or not {"save", KNOB} & changes.keys():
             return False
         self._acks.hold(ack, changes)

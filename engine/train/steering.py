@@ -33,10 +33,10 @@ POLL_S = 0.02
 class Steering:
     """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
 
-    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed`: whether the
-    ranks on this machine share cores. `began_s` is the start time of this rank in seconds since the epoch. `restarts`:
-    how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so the board has
-    no knob `layout`.
+    `traces` is the folder for profiles; if it is None, the knob board has no profile action. `oversubscribed`: whether
+    the ranks on this machine share cores. `began_s` is the start time of this rank in seconds since the epoch.
+    `restarts`: how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so
+    the knob board has no knob `layout`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Steering:
         self.vote.history += manifest.history
 
     def introduce(self, step: int) -> None:
-        """Send this rank's `hello` record and, on the leader, the knob board."""
+        """Send the hub this rank's `Hello` message and, on the leader, the knob board."""
         board = knob_board(self.board) if self._world.rank == LEADER else None
         rank = hello(
             self._layout,

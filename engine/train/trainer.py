@@ -28,7 +28,7 @@ class Trainer:
     and have as many ranks as the layout. If the group uses NCCL, the trainer computes on this process's current GPU,
     else on the CPU.
 
-    - `on_step`: called with this rank's own record after each step.
+    - `on_step`: called after each step with this rank's record of the step.
     - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
     - `on_checkpoint`: called on rank 0 with the result of each save.
     - `on_sample`: called on rank 0 with each sample of text that the model generates. All four callbacks may call
@@ -112,7 +112,8 @@ class Trainer:
         self.steering.introduce(self.first_step)
 
     def run(self) -> Summary | None:
-        """Train until the last step or a stop. Returns the last summary on rank 0, None on other ranks."""
+        """Train until the last step, or until the run must stop or must continue in another layout. Returns the last
+        summary on rank 0, None on other ranks."""
         for step in range(self.first_step, self.layout.train.steps):
             if self.train_step(step) or self.hold(step) or self.steering.leaves(step):
                 break

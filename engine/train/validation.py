@@ -1,7 +1,7 @@
 """Validation: the loss on text that the run does not train on, measured between two steps.
 
-Validation does not affect training: it computes no gradients, draws no random numbers and changes no state. Its
-measurements are not added to the meter's readings of the step.
+Validation does not affect training: it computes no gradients, draws no random numbers and changes no state. The bytes
+and times that the meter measures during validation are not added to those of the step.
 """
 
 import torch

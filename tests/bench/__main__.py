@@ -1,9 +1,11 @@
 """`make bench`: runs the benchmarks of docs/measurements.md and prints their results. Nothing is asserted.
 
-python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter benchmark (plan, scale, screens, simulate, hour);
---memory: only the hub's memory (scale); --relays: only the loads with relays (scale); --pairs: also list the pairs that
-are predicted in the wrong order (plan).
-Without names, all benchmarks run.
+python -m tests.bench [NAME ...] [OPTION ...]
+
+Without names, all benchmarks run. With `--quick`, the benchmarks plan, scale, screens, simulate and hour are shorter.
+With `--memory`, the benchmark scale measures only the hub's memory; with `--relays`, only ranks that are connected
+through relays. With `--pairs`, the benchmark plan also lists the pairs of layouts that are predicted in the wrong
+order.
 """
 
 import sys

@@ -1,17 +1,18 @@
-"""Fits the planner's efficiencies to published step times (`tests.bench.published`) and writes them to files.
+"""Fits the planner's efficiencies to published step times and writes them to files. A row of `tests.bench.published` is
+one published step time: of one model in one layout on one kind of GPU.
 
 python -m tests.bench.plan_fit
 
 The fit determines six efficiencies for each hardware generation, and for each framework release a factor that
-multiplies the step time. The fit minimises the sum of Huber losses of log(predicted / measured). A row of a source with
-n rows has the weight n^-0.75, so that no source outweighs all others. A weak penalty pulls the factors towards 1;
-without it, larger factors and higher efficiencies could cancel out. The fit takes damped Gauss-Newton steps (Levenberg
-1944, Marquardt 1963) on the logarithms.
+multiplies the step time. The fit minimises the sum of Huber losses of log(predicted / measured). A row from a source
+(such as a paper) with n rows has the weight n^-0.75, so that no source outweighs all others. A weak penalty pulls the
+factors towards 1; without it, larger factors and higher efficiencies could cancel out. The fit takes damped
+Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
-The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
-releases, one source at a time for unknown releases. The intervals for the ratio of two step times decide whether the
-planner is certain which of two layouts is faster. They are quantiles of the errors for pairs of rows whose source the
-fit leaves out.
+The intervals of predicted step times are quantiles of errors on rows that were held out from a fit: a fifth of the rows
+at a time for framework releases that were fitted, all rows of one source at a time for unknown releases. The intervals
+for the ratio of two step times decide whether the planner is certain which of two layouts is faster. They are quantiles
+of the errors on pairs of rows from one source, predicted with a fit to the other sources.
 """
 
 import re
@@ -76,7 +77,7 @@ class Fit:
 
 
 def raw_prediction(row: Row, efficiency: Efficiency) -> Prediction:
-    """The prediction for a row, without the factor of its framework release."""
+    """The prediction for a row (a published step time), without the factor of its framework release."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits)
@@ -93,8 +94,9 @@ def stored_fit() -> Fit:
 def fit(
     of: Sequence[Row], start: Fit, rounds: int = 15, say: Callable[[str], object] = lambda _: None
 ) -> Fit:
-    """Fit the efficiencies of each GPU generation and the factors of each release to the rows. The Jacobian has six
-    columns for each generation, which are zero in the rows of other generations, then a column for each factor."""
+    """Fit the efficiencies of each GPU generation and the factors of each framework release to the published step times
+    `of`. The Jacobian has six columns for each generation, which are zero for step times on other generations, then a
+    column for each factor."""
     generations, releases = sorted({row.generation for row in of}), sorted({row.release for row in of})
     mine = np.array([generations.index(row.generation) for row in of])
     whose = np.array([releases.index(row.release) for row in of])
@@ -152,8 +154,9 @@ def fit(
 
 
 def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[Predicted]]:
-    """For each source, predict its rows with a fit to the rows of the other sources on the same GPU generations. A
-    framework release that only this source measured gets the geometric mean of the other releases' fitted factors."""
+    """For each source (such as a paper), predict its step times with a fit to those of the other sources on the same
+    GPU generations. A framework release that only this source measured gets the geometric mean of the other releases'
+    fitted factors."""
     found: dict[str, list[Predicted]] = {}
     for source in {row.source for row in published}:
         mine = [row for row in published if row.source == source]
@@ -166,7 +169,7 @@ def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str,
 
 
 def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
-    """Cross-validation with `FOLDS` folds: predict each row with a fit to the rows of the other folds."""
+    """Cross-validation with `FOLDS` folds: predict each published step time with a fit to those of the other folds."""
     order = np.random.default_rng(0).permutation(len(published))
     found: list[Predicted] = []
     for fold in range(FOLDS):
@@ -177,8 +180,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
 
 
 def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
-    """For each GPU generation and kind of model, the interval that contains the middle part of the ratios measured /
-    predicted; `HELD` is the share of ratios in this part."""
+    """For each GPU generation and kind of model (dense or with routed experts), the central interval of the ratios
+    measured / predicted; it contains the share `HELD` of them."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)

@@ -55,7 +55,7 @@ def wait(true: Callable[[], object], turn: Callable[[], None] = lambda: None) ->
 
 
 def watch(guarded: Guarded, opened: Opened, key: Key | None = None) -> Client:
-    """A client that has received the hellos of all ranks."""
+    """A client that has received the knob board and a step record of each of the four ranks."""
     client = opened(Client(guarded.url, key or guarded.viewer))
     poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, guarded.fleet.turn)
     return client

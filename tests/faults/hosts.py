@@ -46,7 +46,8 @@ class Host:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Create two connected hosts. Raises NoHosts if this process lacks the necessary rights."""
+    """Create two network namespaces that are connected by a virtual link, as two simulated machines. Raises NoHosts if
+    this process lacks the necessary rights."""
     if shutil.which("ip") is None:
         raise NoHosts("there is no `ip` here")
     ours = os.getpid()

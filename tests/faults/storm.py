@@ -30,7 +30,8 @@ ASKS: tuple[tuple[str, float], ...] = (("legal", 0.8), ("illegal", 0.1), ("illeg
 
 @dataclass
 class Outcome:
-    """The proposals and their results."""
+    """What happened in a run: the proposals that were sent, the state of each at the end, and the changes that the
+    ranks applied."""
 
     asked: dict[str, Changes]
     states: dict[str, CommandState]
@@ -46,7 +47,8 @@ class Outcome:
 
 
 class Storm:
-    """One run with its operators."""
+    """A run without training: a hub process that is killed repeatedly, agents in place of ranks, and clients that send
+    the proposals of several operators."""
 
     def __init__(self, folder: Path, proposals: int, kills: int, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -137,7 +139,7 @@ class Storm:
 
 
 def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
-    """The violations found, one sentence each."""
+    """What went wrong in the run, such as a change that was lost or applied twice; one sentence for each error."""
     states = outcome.states
     wrong = [f"{id} was never settled" for id in outcome.asked if id not in states]
     applied = sorted((s for s in states.values() if s.state == "applied"), key=lambda s: s.revision)

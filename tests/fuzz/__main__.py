@@ -1,11 +1,12 @@
 """Fuzz all code that reads untrusted input, and print the results.
 
 python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
-python -m tests.fuzz --again FILE      repeat the inputs of a finding
+python -m tests.fuzz --again FILE      repeat the inputs of an earlier failure
 
-Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. On a
-finding, the process writes a file with which the finding can be reproduced, and exits with status 1. An input
-that takes more than 10 s is also a finding, and so is memory use that grows by more than 64 MiB.
+Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. If
+an input makes the target fail, the process writes a file with which the failure can be reproduced, and exits with
+status 1. An input that takes more than 10 s also counts as a failure, and so does memory use that grows by more than 64
+MiB.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def _lines(name: str, out: Path) -> str:
 
 
 def again(path: Path) -> int:
-    """Run the inputs of a finding again; the error appears as a normal traceback."""
+    """Run the inputs of an earlier failure again; the error appears as a normal traceback."""
     target, data, place = targets.TARGETS[path.stem](), path.read_bytes(), 0
     while place < len(data):
         size = int.from_bytes(data[place : place + 4])

@@ -92,7 +92,8 @@ class Files:
             opened.close()
 
     def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """Create a database with the schema `schema`, and insert the rows of the input into `tables` in turn."""
+        """Create a database with the schema `schema`, and insert the input's rows: the first one into the first of
+        `tables`, the second one into the second, and so on, then again from the first table."""
         path = self._folder / "run" / runs.RECORD_FILE
         data = path.read_bytes()
         for beside in ("", "-wal", "-shm"):

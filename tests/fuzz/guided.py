@@ -27,7 +27,7 @@ def resident_mib() -> float:
 
 
 class Run:
-    """Feeds inputs to a target and logs the progress."""
+    """Feeds inputs to one fuzz target and logs the progress."""
 
     def __init__(self, name: str, runs: int, out: Path) -> None:
         self._name, self._runs, self._out = name, runs, out

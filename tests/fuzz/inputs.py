@@ -1,4 +1,4 @@
-"""Inputs for the targets: valid seeds and their mutations."""
+"""Inputs for the fuzz targets: valid seeds and their mutations."""
 
 import sqlite3
 import tempfile
@@ -36,7 +36,8 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame with one message. If the message has a field `rank`, the field usually contains the sender's rank."""
+    """A frame with one random message of the type `kind`. If the message has a field `rank`, the field usually contains
+    the sender's rank."""
     made = message(kind, random)
     if random.random() < 0.7:  # values with which the run continues, so that later steps reach more code
         if kind is Hello:

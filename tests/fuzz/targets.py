@@ -1,7 +1,8 @@
 """The fuzz targets. Each target processes inputs until it is closed.
 
-An input is msgpack: a list of steps ``[what, who, bytes]``, or only the bytes if the target takes single frames or
-files. For any input, a target may raise only documented errors, and its memory must stay bounded.
+An input is msgpack: a list of actions ``[what, who, bytes]`` (such as: connection `who` sends `bytes`), or only the
+bytes if the target takes single frames or files. For any input, a target may raise only documented errors, and its
+memory must stay bounded.
 """
 
 import select
@@ -57,8 +58,8 @@ class Target(Protocol):
 
 
 def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Decode an input into its steps. An input that is not a list of steps is treated as one step with `data` as its
-    bytes."""
+    """Decode a fuzz input into its actions ``[what, who, bytes]``. An input that is not a list of actions is treated as
+    one action with `data` as its bytes."""
     try:
         steps = msgpack.unpackb(data)
         for what, who, payload in steps[:STEPS]:
@@ -97,8 +98,8 @@ def sent_well(frame: bytes) -> None:
 
 
 class Decode:
-    """`codec.decode` returns messages that can be encoded again, or raises an error with a one-sentence message;
-    `codec.skim` agrees with it."""
+    """The fuzz target for `codec.decode`, which must return messages that can be encoded again, or raise an error with
+    a one-sentence message. `codec.skim` must find the same messages."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -142,7 +143,8 @@ FROM_RANK, FROM_CLIENT, OVER_TCP, LATER, REFUSE, PARTS = range(6)
 
 
 class HubTarget:
-    """The hub with all parts: ingest, membership, control, subscribers, journal, sockets, authenticator."""
+    """The fuzz target for the hub with all its parts: ingest, membership, control, subscribers, journal, sockets,
+    authenticator."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -220,7 +222,7 @@ class HubTarget:
 
 
 class ClientTarget:
-    """A client and a cockpit's store, connected to a hub that sends arbitrary data."""
+    """The fuzz target for a client and the cockpit's store, connected to a hub that sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -267,7 +269,7 @@ class ClientTarget:
 
 
 class LinkTarget:
-    """An agent's hub link, connected to a hub that sends arbitrary data."""
+    """The fuzz target for a rank's connection to the hub, where the hub sends arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -312,7 +314,7 @@ class LinkTarget:
 
 
 class RelayTarget:
-    """A relay between ranks and a hub; both sides send arbitrary data."""
+    """The fuzz target for a relay between ranks and a hub; both the ranks and the hub send arbitrary data."""
 
     def __init__(self) -> None:
         self.fed = 0

@@ -1,4 +1,4 @@
-"""A short fuzz run with fixed seeds, and all inputs of earlier findings. For longer runs, use
+"""A short fuzz run with fixed seeds, and all inputs that made a target fail in earlier fuzz runs. For longer runs, use
 `python -m tests.fuzz`."""
 
 from contextlib import closing

@@ -12,8 +12,8 @@ SIZE = 4  # maximum number of cases in a batch
 
 
 def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
-    """Distribute the cases over batches; returns the name of each case's batch. A batch has either only quick cases or
-    no quick cases, so that `make test` runs no slow case."""
+    """Distribute the test cases in `names` over batches; returns the name of each case's batch. A batch contains either
+    only cases in `quick` or none of them, so that `make test` runs no slow case."""
     batches = {}
     for kind, of_kind in (
         ("quick", [name for name in names if name in quick]),
@@ -25,7 +25,7 @@ def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[
 
 
 def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
-    """The cases as pytest parameters. All cases of a batch have the same xdist group."""
+    """The test cases as pytest parameters. All cases of a batch have the same xdist group."""
     parameters = []
     for name in names:
         marks = [pytest.mark.xdist_group(batches[name])]
@@ -37,8 +37,9 @@ def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
 def runner(
     module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
 ) -> Callable[[str], Path]:
-    """Returns a function from the name of a case to the folder with its results. If the batch of the case has not run
-    yet, the function first runs it with `python -m MODULE FOLDER CASE ...`."""
+    """Returns a function that takes the name of a test case and returns the folder with the results of the case. If the
+    batch that contains the case has not run yet, the function first runs this batch with `python -m MODULE FOLDER CASE
+    ...`."""
     done: dict[str, Path] = {}
 
     def run(name: str) -> Path:

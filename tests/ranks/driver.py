@@ -1,4 +1,5 @@
-"""Runs small driver scripts around `launch` and `join` as real processes, and reads the notes that they write."""
+"""Runs small scripts that call `launch` or `join` as real processes, and reads the files that their ranks write for the
+test."""
 
 import os
 import signal
@@ -77,7 +78,7 @@ def gone(pid: int) -> bool:
 
 
 class Driver:
-    """A driver script in its own folder, with the notes that its ranks write there."""
+    """A script with its own folder, in which its ranks write small files for the test (notes)."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -111,7 +112,7 @@ class Driver:
         return {int(file.suffix[1:]): file.read_text() for file in self.folder.glob(f"{name}.*")}
 
     def pids(self, world: int) -> list[int]:
-        """Wait until all ranks have started their work, and return their process ids."""
+        """Wait until each rank has written its process id to a file, and return these ids."""
         eventually(lambda: len(self.notes("pid")) == world)
         return [int(pid) for _, pid in sorted(self.notes("pid").items())]
 

@@ -1,4 +1,4 @@
-"""Token shards of two sources for tests with several processes: the project's own documents, as bytes."""
+"""Folders of token shards for tests with several processes: each byte of the project's own documents is a token."""
 
 import atexit
 import shutil

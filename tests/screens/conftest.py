@@ -15,8 +15,8 @@ from tests.screens.fake_run import FakeRun
 
 
 class ScriptedSource:
-    """A source that fills the store with a scripted run, adds more updates with `send`, and keeps the requests that it
-    gets."""
+    """Replaces the cockpit's connection to a hub: fills the store with the updates of a scripted run, adds more updates
+    with `send`, and keeps the requests that the cockpit makes."""
 
     target = "demo-0001"
     owns_run = False
@@ -55,7 +55,7 @@ class ScriptedSource:
 
     @property
     def proposed(self) -> list[dict[str, Value]]:
-        """The changes that were proposed, oldest first."""
+        """The knob changes that the cockpit under test has proposed, oldest first."""
         return [request.changes for request in self.requests if isinstance(request, Propose)]
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
@@ -79,7 +79,7 @@ class Clock:
 
 
 class Cockpit:
-    """An app with its source, store and clock."""
+    """The Textual app under test, with its data source, its store and a clock that only the test advances."""
 
     def __init__(self, run: FakeRun, steps: int, change_at: int | None, operator: bool) -> None:
         self.run = run

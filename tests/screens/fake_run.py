@@ -1,7 +1,7 @@
 """A scripted run for the tests of the screens. Each update is a pure function of the grid and the step, so that every
 test run draws the same screens.
 
-`begin` gives the updates that a new client receives first, and `step` the updates of one step.
+`begin` yields the updates that a new client receives first, and `step` yields the updates of one step.
 """
 
 import math
@@ -224,8 +224,8 @@ class FakeRun:
         return Timeline(rank, step, 320.0 + late, actions)
 
     def _peers(self, rank: int, step: int) -> Peers:
-        """The bytes that a rank sends to each peer in the all-to-all: about 512 KiB in total. The hot peer, if there is
-        one, gets about three times as much as each other peer."""
+        """The bytes that a rank sends to each peer in the all-to-all: about 512 KiB in total. The rank `hot_peer`, if
+        it is set, gets about three times as much as each other peer."""
         first = rank - self.coords(rank)["ep"]
         group = [peer for peer in range(first, first + self.ep) if peer != rank]
         weight = {
@@ -270,7 +270,8 @@ class FakeRun:
         )
 
     def change(self, step: int, command: str = "c1", **changes: Value) -> Iterator[Update]:
-        """The updates of an operator's change, from its acceptance to the last ack."""
+        """The updates that a client receives when an operator changes knobs, from the hub's acceptance of the proposal
+        to the last rank's ack."""
         self.revision += 1
         before = {name: self.knobs[name] for name in changes}
         common = {

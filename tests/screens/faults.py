@@ -44,8 +44,9 @@ class CutLines:
 
 @dataclass(frozen=True)
 class Colours:
-    """A colour mode of a terminal. `depth`: how many colours the terminal can show. `theme`: the theme that the user
-    has chosen. `fault`: a function that returns a description of a fault in the colours of a segment, or ""."""
+    """The colours in which a terminal shows the screens. `depth`: how many colours the terminal can show. `theme`: the
+    colour theme that the user has chosen. `fault`: a function that checks the colours of a segment (a text with one
+    style); it returns a description of what is wrong with them, or ""."""
 
     name: str
     depth: Depth
@@ -58,8 +59,8 @@ class Colours:
 
 
 def _ends(segment: Segment) -> tuple[Color, Color] | None:
-    """The text and background colours of a segment with letters or digits; None for other segments, such as bars and
-    lines, and for dim text."""
+    """The text and background colours of a segment (a text with one style) that contains letters or digits; None for
+    other segments, such as bars and lines, and for dim text."""
     style = segment.style
     if style is None or not any(letter.isalnum() for letter in segment.text):
         return None

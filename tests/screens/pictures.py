@@ -1,4 +1,5 @@
-"""Draws the pictures of docs/operate/operator.md: screens of a simulated run with a few faults, as SVG.
+"""Draws the pictures of docs/operate/operator.md: screens of a simulated run with a slow rank, a router collapse and a
+loss spike, as SVG.
 
     python -m tests.screens.pictures [FOLDER]      (default docs/pictures)
 
@@ -122,7 +123,8 @@ async def draw(name: str, folder: Path, out: Path) -> None:
 
 
 def record_yesterday(folder: Path) -> None:
-    """A recording of the same run without faults and with another learning rate."""
+    """Record the simulated run once more in `folder`, without its faults and with another learning rate, for the
+    picture that compares two runs."""
     folder.mkdir(parents=True)
     log = UpdateLog()
     recorder = Recorder(folder / "run.db", log, Limits())

@@ -36,8 +36,8 @@ SHARDS = {"docs": "docs/train/*.md", "code": "engine/*/*.py", "held-out": "docs/
 @dataclass(frozen=True)
 class Picture:
     """A picture of a run of the demo layout with `overrides`. `keys`: the keys that open the screen to draw, pressed
-    when the run has ended. `curves`: the charts to show on the curves screen. `change`: the changes that `cockpit set`
-    makes at step CHANGE."""
+    when the run has ended. `curves`: the charts to show on the curves screen. `change`: the knob changes that `cockpit
+    set` makes at step CHANGE."""
 
     overrides: tuple[str, ...]
     keys: tuple[str, ...]
@@ -110,7 +110,8 @@ async def draw(name: str, where: Path, out: Path) -> None:
 
 
 async def still(app: ReplayApp, pilot: Pilot[None]) -> None:
-    """Refresh from the store for half a second, because the curves are read from the recording in the background."""
+    """Refresh the app from the store for half a second, because the app reads the curves from the recording in the
+    background."""
     end = time.monotonic() + 0.5
     await until(app, pilot, lambda: time.monotonic() > end)
 

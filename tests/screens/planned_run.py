@@ -33,7 +33,8 @@ def large_layout() -> Layout:
 
 @dataclass
 class PlannedRun(FakeRun):
-    """Eight ranks on GPUs, or on CPUs if `gpu` is false. `folder`: where the layout is written."""
+    """A scripted run of eight ranks on GPUs, or on CPUs if `gpu` is false. `folder`: the run's folder, where its layout
+    file is written."""
 
     folder: Path = field(default_factory=Path)
     layout: Layout = field(default_factory=large_layout)

@@ -27,8 +27,8 @@ def printed(command: str) -> str:
 
 
 def examples() -> list[Any]:
-    """Each command on the page, with the output that the page shows for it. `make test` omits the commands with
-    `--search`, except those for DeepSeek-V3."""
+    """Each command in docs/plan/planner.md, with the output that the page shows for it. `make test` omits the commands
+    with `--search`, except those for DeepSeek-V3."""
     return [
         pytest.param(
             command,

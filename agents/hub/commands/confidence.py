@@ -1,10 +1,11 @@
 """Confidence interval for the ratio of the step time after a change to the step time before it.
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
-ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into
-blocks of consecutive steps: at least `BATCHES` blocks, or one block per step if the window has fewer steps. The means
-of blocks are far less correlated than single steps (method of batch means, Law and Carson 1979). The confidence
-interval for the difference of the two means is that of Welch (1947).
+ratio. The times of neighbouring steps are correlated (another program may slow many steps in a row), so the steps
+before the change, and those after it, are each divided into blocks of consecutive steps: at least `BATCHES` blocks, or
+one block per step if there are fewer steps. The mean times of successive blocks are far less correlated than the times
+of successive steps (method of batch means, Law and Carson 1979). The confidence interval for the difference of the two
+means is that of Welch (1947).
 """
 
 import math
@@ -26,8 +27,8 @@ class Ratio(NamedTuple):
 
 
 def compared(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
-    """The ratio of geometric means; None if a window has fewer than `FEWEST` values or an invalid duration, or if the
-    ratio overflows."""
+    """The geometric mean of the step times `after`, divided by that of `before`. None if one of them has fewer than
+    `FEWEST` values or an invalid duration, or if the ratio overflows."""
     if min(len(before), len(after)) < FEWEST or not all(0 < t < math.inf for t in (*before, *after)):
         return None
     a, b = _batch_means(before), _batch_means(after)

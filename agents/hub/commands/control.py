@@ -69,7 +69,8 @@ class Control:
     # ------------------------------------------------------------------------------------------ proposals
 
     def propose(self, propose: Propose, undoes: int = 0) -> None:
-        """Handle a proposal; the answer is a published CommandState. `undoes`: the revision to revert."""
+        """Handle a proposal. The answer to the client is a CommandState, which is published to all subscribers.
+        `undoes`: the revision to revert."""
         known = self._update_log.state.commands.get(propose.id)
         if known:
             self._update_log.publish(known)
@@ -239,8 +240,9 @@ class Control:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """Handle a leader's hello. A run resumed from a checkpoint has the knob values of the checkpoint, so newer
-        commands are marked as rolled back, or as expired if they were not applied yet; none of them is applied again.
+        """Update the state of all commands when the leader rank has connected to the hub. A run resumed from a
+        checkpoint has the knob values of the checkpoint, so newer commands are marked as rolled back, or as expired if
+        they were not applied yet; none of them is applied again.
         """
         self.ended = None
         # The commands that the previous leader process was executing; that process has ended.

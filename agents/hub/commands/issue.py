@@ -1,4 +1,4 @@
-"""One pending or recently settled command, with the acks received for it."""
+"""One command that is pending or whose result has recently become known, with the acks received for it."""
 
 import time
 from collections.abc import Mapping
@@ -36,7 +36,8 @@ class Issue:
 
     @property
     def under_way(self) -> bool:
-        """Whether the ranks have agreed on the command and are still executing it."""
+        """Whether the ranks have agreed on the command and have not finished it yet, because it takes longer than a
+        step (such as a save)."""
         return self.agreed and self.state.state == "accepted"
 
     @property
@@ -58,7 +59,8 @@ class Issue:
         )
 
     def add_ack(self, ack: Ack) -> str:
-        """Count another rank's ack of a settled command; returns an error if the ack contradicts the result."""
+        """Count another rank's ack of a command whose result is already known; returns an error if the ack contradicts
+        the result."""
         self.acked.add(ack.rank)
         self.unpublished = True
         error = ""

@@ -63,8 +63,8 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether the journal file has been opened after an earlier failure. In this case, set `found` to the rows of
-        the file and clear `failure`."""
+        """Whether the journal file has been opened after an earlier failure. In this case, set `found` to the commands
+        and trials in the file and clear `failure`."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""
@@ -95,7 +95,8 @@ class Journal:
         self._requests.put(entry)
 
     def take(self) -> list[Written]:
-        """The results since the last call; `wake_fd` is readable if there are any."""
+        """The commands that have been written, or could not be written, since the last call; `wake_fd` is readable if
+        there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_fd, 4096)
         written = []

@@ -52,8 +52,8 @@ OPEN_S = 1.0  # maximum wait when the file is opened; shorter, because the hub w
 
 
 class Written(Struct, frozen=True):
-    """Result of writing a new command. The command is on disk, unless `error` is set or the journal already had a
-    command with the same id (`known`).
+    """The result of writing a new command to the journal. The command is on disk, unless `error` is set or the journal
+    already had a command with the same id (`known`).
     """
 
     entry: Entry
@@ -63,7 +63,7 @@ class Written(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Found:
-    """Rows that were read when the journal was opened, oldest first."""
+    """The commands and trials that were read from the journal file when it was opened, oldest first."""
 
     last_revision: int = 0
     entries: list[Entry] = field(default_factory=list)  # the newest commands and all unsettled ones
@@ -72,8 +72,8 @@ class Found:
 
 
 class JournalFile:
-    """The open journal file. `found`: the rows that were read when the file was opened. The constructor raises
-    sqlite3.Error or msgspec.MsgspecError if the file cannot be opened.
+    """The open journal file. `found`: the commands and trials that were read when the file was opened. The constructor
+    raises sqlite3.Error or msgspec.MsgspecError if the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -91,11 +91,12 @@ class JournalFile:
 
     @property
     def removed(self) -> bool:
-        """Whether the file was removed."""
+        """Whether the journal file has been removed from its folder."""
         return self._open_file.removed
 
     def put_back(self) -> None:
-        """Restore the removed file. Raises sqlite3.Error or OSError if the file cannot be restored."""
+        """Restore the journal file after it has been removed. Raises sqlite3.Error or OSError if the file cannot be
+        restored."""
         put_back(self._db, self._path)
         self._db = self._connect(BUSY_S)
         tables(self._db)  # reads from the database, so that SQLite opens its log and index
@@ -160,7 +161,8 @@ class JournalFile:
         return found
 
     def _import_earlier(self, earlier: Path) -> list[str]:
-        """Copy the journal of an earlier release. Returns a one-sentence message for each unreadable part."""
+        """Copy the journal of an earlier release. Returns a one-sentence message for each part of the file that cannot
+        be read."""
         journalled = read_commands(earlier)
         self._db.executemany(INSERT, map(row_of, journalled.commands))
         self._db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))

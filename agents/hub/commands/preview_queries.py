@@ -22,8 +22,8 @@ class _Pending:
 
 
 class PreviewQueries:
-    """Pending queries, one per client. Queries are not stored on disk: a client that gets no answer repeats its query.
-    The rate of queries is limited, because each query takes time on the leader.
+    """Pending preview queries, one per client. Queries are not stored on disk: a client that gets no answer repeats its
+    query. The rate of queries is limited, because each query takes time on the leader.
     """
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
@@ -33,7 +33,7 @@ class PreviewQueries:
         self._rate = RateLimit(QUERIES_PER_S)
 
     def ask(self, client: bytes, preview: Preview, now: float) -> None:
-        """Forward a query to the leader. If no rank can answer the query, tell the client the reason."""
+        """Forward a preview query to the leader rank. If no rank can answer the query, tell the client the reason."""
         board, leader = self._update_log.state.board, self._membership.leader
         if board is None or leader is None:
             why = "no rank is connected to answer previews; try again when the run has started"

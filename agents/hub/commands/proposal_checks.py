@@ -1,4 +1,4 @@
-"""Checks a proposal against the state of the run, and builds the command from it."""
+"""Checks whether a proposed knob change is legal in the current state of the run, and builds the command from it."""
 
 import time
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def refusal(
     under_way: Sequence[CommandState],
     revision: int,
 ) -> str | None:
-    """Why a proposal is rejected; None if it is legal. `revision`: the current revision; `under_way`: accepted commands
-    without a final result.
+    """Why a proposal is rejected; None if it is legal. `revision`: the current revision of the knobs; `under_way`:
+    accepted commands without a final result.
     """
     board = state.board
     if board and leader is None:

@@ -34,7 +34,7 @@ Send = Callable[[bytes, bytes], object]
 
 @dataclass
 class _Collection:
-    """One collection: the ranks that were asked, and their answers."""
+    """One collection of Python stacks: the ranks that were asked for their stacks, and their answers."""
 
     id: str
     began_s: float
@@ -53,7 +53,7 @@ class _Collection:
 
 
 class StackQueries:
-    """Asks ranks for their stacks. One collection runs at a time, and serves all waiting clients.
+    """Asks ranks for their stacks. One collection of stacks runs at a time, for all clients that wait when it begins.
 
     Answers are not stored on disk: a client that gets no answer repeats its query.
     """
@@ -81,12 +81,13 @@ class StackQueries:
         return None
 
     def explain_stall(self, ranks: Sequence[int]) -> None:
-        """Collect stacks, and publish an event that explains why the run has stalled. At most `MOST_RANKS` ranks are
-        asked, first those in the alert (`ranks`)."""
+        """Collect the ranks' Python stacks, and publish an event that explains why the run has stalled. At most
+        `MOST_RANKS` ranks are asked, first those in the alert (`ranks`)."""
         self._stalled = list(ranks)
 
     def take(self, stacks: RankStacks) -> None:
-        """Keep a rank's answer to the current collection; answers to earlier collections are ignored."""
+        """Keep the stacks that a rank has sent, if the hub is now collecting them; late answers to earlier requests are
+        ignored."""
         current = self._current
         if current is None or stacks.id != current.id or stacks.rank not in current.missing:
             return
@@ -101,7 +102,8 @@ class StackQueries:
             current.answers[stacks.rank] = stacks
 
     def turn(self, now: float) -> None:
-        """Start or finish a collection if that is due. `now`: monotonic time in seconds."""
+        """Start collecting stacks if clients wait for them, or answer the clients once all ranks have answered or
+        `COLLECT_S` has passed. `now`: monotonic time in seconds."""
         current = self._current
         if current and (not current.missing or now - current.began_s >= COLLECT_S):
             self._current, self._last = None, current
@@ -142,7 +144,7 @@ class StackQueries:
             self._send(client, codec.frame(frame))
 
     def _part(self, collection: _Collection, query: StackQuery) -> tuple[list[RankStacks], StacksCollected]:
-        """The answers that `collection` has for a client's query, and the message that is sent after these answers."""
+        """The stacks in `collection` that a client's query asks for, and the message that is sent after them."""
         world = self._membership.world
         wanted = set(query.ranks) if query.ranks else set(range(world))
         ranks = [rank for rank in collection.asked if rank in wanted]

@@ -43,7 +43,8 @@ def _refusal(name: str, value: Value, knobs: Mapping[str, KnobState]) -> str:
 
 
 def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, str]:
-    """The trial, updated with the measured comparison, and the reason to revert its values ("" if they are kept)."""
+    """The trial, updated with the comparison of the step times before and after its change, and the reason to revert
+    its values ("" if they are kept)."""
     times = [step.step_ms for step in window]
     found = compared(entry.times, times)
     state = structs.replace(
@@ -66,6 +67,6 @@ def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, s
 
 
 def mean_loss(window: Sequence[Measured]) -> float | None:
-    """The mean of the known losses; None if no loss is known."""
+    """The mean loss of the steps whose loss is known; None if there are no such steps."""
     losses = [step.loss for step in window if step.loss is not None]
     return sum(losses) / len(losses) if losses else None

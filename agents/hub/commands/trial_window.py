@@ -1,4 +1,4 @@
-"""The steps that a trial measures: consecutive steps that ran with the same knob values."""
+"""Collects the step times that a trial compares: those of consecutive steps that ran with the same knob values."""
 
 from bisect import bisect_right
 from collections import deque
@@ -13,7 +13,7 @@ SKIPPED_STEPS = 2
 
 
 class Measured(NamedTuple):
-    """The measurements that a trial uses, for one step."""
+    """The measurements of one step that a trial uses."""
 
     step: int
     step_ms: float
@@ -21,7 +21,8 @@ class Measured(NamedTuple):
 
 
 class Window:
-    """Collects steps from the run's summaries as they arrive, because the run state keeps only the newest summaries."""
+    """Collects step times from the step summaries as they arrive, because the hub's run state keeps only the newest
+    summaries."""
 
     def __init__(self) -> None:
         self._values: Changes | None = None
@@ -43,8 +44,8 @@ class Window:
         return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
-        """The summaries that are new since the last call. None if the window must be collected again, because older
-        summaries have been added or steps have been repeated.
+        """The step summaries that are new since the last call. None if the steps must be collected again from the
+        start, because older summaries have been added or steps have been repeated.
         """
         if self._last is None or not summaries or summaries[0].step < self._oldest:
             return None

@@ -8,8 +8,8 @@ change has its own id, so that no change is applied twice.
     before -> applying -> after -> kept
                                 -> reverting -> reverted
 
-A trial that cannot continue is settled as failed. If an operator ends a trial before the change is made, the trial is
-settled as reverted.
+A trial that cannot continue ends in the state `failed`. A trial that an operator ends before it has changed anything
+ends in the state `reverted`.
 """
 
 import time
@@ -58,7 +58,7 @@ class Trials:
                 self._entry = entry
 
     def start(self, ask: Try) -> None:
-        """Start a trial. The answer is a published TrialState."""
+        """Start a trial. The answer to the client is a TrialState, which is published to all subscribers."""
         known = self._update_log.state.trials.get(ask.id)
         if known:
             self._update_log.publish(known)
@@ -100,7 +100,8 @@ class Trials:
                 self._decide_by_hand(entry, decide)
 
     def tick(self) -> None:
-        """Collect measured steps, and move the trial to its next stage when the window is full."""
+        """Collect the step times measured so far, and move the trial to its next state if enough steps have been
+        measured, or if the change or its reversal has been applied."""
         entry = self._entry
         if entry is None:
             return
@@ -113,7 +114,7 @@ class Trials:
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
-        """Settle the trial after the ranks have ended, because nothing more can be measured or reverted."""
+        """End the trial as failed after the ranks have ended, because nothing more can be measured or reverted."""
         if self._entry:
             self._settle("failed", f"the run ended before the trial was decided{self._control.ended or ''}")
 

@@ -1,8 +1,8 @@
 """The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
 
 ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks, a relay acts as the hub.
-To the hub, a relay is one connection that may send for all ranks that sent a hello through it. A relay keeps no state
-on disk: after a restart, it requests the hellos of its ranks again.
+To the hub, a relay is one connection that may send for all ranks that sent a hello message through it. A relay keeps no
+state on disk: after a restart, it asks its ranks for their hello messages again.
 """
 
 import contextlib
@@ -116,7 +116,8 @@ class Node:
                 time.sleep(FLUSH_MS / 1000)
 
     def turn(self, now: float) -> None:
-        """Receive frames of ranks and of the hub, handle them, and send what is due."""
+        """Receive frames of ranks and of the hub, handle them, and send the collected messages to the hub if one of
+        them is urgent or if it is time for the next batch."""
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
                 received = self._server_socket.receive()

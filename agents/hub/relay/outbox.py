@@ -1,8 +1,9 @@
 """The relay's bounded outbox to a hub that may be slow or absent. If the outbox holds too many messages, only the
 newest record of each rank and kind is kept.
 
-Each frame with a hello begins with the relay's introduction. A hub that has restarted since the last frame would
-otherwise take the connection for that of the one rank, and refuse the other ranks.
+Each frame that contains the hello message of a rank begins with a message in which the relay introduces itself.
+Otherwise, a hub that has restarted since the last frame would take the connection for that of this one rank, and refuse
+the other ranks.
 """
 
 from collections import deque

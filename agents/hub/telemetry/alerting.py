@@ -17,8 +17,8 @@ LONGEST_NAME = 64  # maximum length of a fact's name
 
 
 class Alerts:
-    """Runs the detectors and publishes their alerts. The hub calls `check` at each tick; detectors run only if their
-    CPU budget allows it.
+    """Runs the detectors and publishes their alerts. The hub calls `check` about twice a second; the detectors run only
+    if their CPU budget allows it.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Alerts:
         self._detection.learn(self._update_log.state, now_s)
 
     def check(self, now_s: float) -> None:
-        """If a check is due, decode the newest records, run the detectors, and publish alerts that have been raised,
-        updated or ended."""
+        """If it is time for the next check, decode the newest records, run the detectors, and publish alerts that have
+        been raised, updated or ended."""
         if self._detection.is_due(now_s):
             self._detect(now_s)
         while self._detection.problems:
@@ -87,8 +87,8 @@ class Alerts:
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the log event for an alert's start or end. These facts show which start event an end event belongs
-    to."""
+    """The facts (name-value pairs) of the log event that reports the start or the end of an alert. Both events name the
+    alert and its subject, so that a reader can match them."""
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

@@ -1,4 +1,5 @@
-"""The types of records that a rank may send about itself or about the job. The hub and the relays use these types."""
+"""The types of records that a rank may send about itself or about the job. The hub and the relays use these types to
+check which rank may send a message."""
 
 from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, RankStacks, Record, Summary
 

@@ -1,11 +1,11 @@
-"""Restores the history of a run after a hub restart: its training curve and its events. (Commands and trials come from
-the journal; alerts are detected again.)
+"""Restores the history of a run after a hub restart: its metric curves (loss, step time and others by step) and its
+events. (Commands and trials come from the journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
 which part belongs to the current run. If the leader is the same process as before the restart, the whole history
 belongs to the current run. If the leader is a new process, the hub waits for the first step summary, and publishes the
-history before that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder starts a
-new curve.
+history before that step. A run that resumes from a checkpoint keeps its metric curves; a new run in the same folder
+starts new ones.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ class History:
 
 @dataclass
 class RestoredHistory:
-    """The curve, summaries and events before a given step, oldest first; the steps in `curve` precede those in
-    `summaries`."""
+    """The history of a run before a given step, oldest first: metric values in buckets of steps (`curve`), the
+    summaries of the later steps, and events."""
 
     curve: Curve = field(default_factory=Curve)
     summaries: list[Summary] = field(default_factory=list)
@@ -111,8 +111,9 @@ def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
 
 
 def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
-    """The history before step `known` that belongs to the run of `leader`. `found`: the final states of earlier hub
-    processes, newest first. None if it is not yet known what belongs to the run.
+    """The part of the recorded history that belongs to the current run. `found`: the recorded final states of earlier
+    hub processes, newest first. `leader`: the hello of the current leader. `known`: the first step that the hub already
+    has; only older steps are returned. None if it is not yet known which part belongs to the run.
     """
     restored = RestoredHistory()
     for ending in found:
@@ -150,7 +151,8 @@ def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
 
 
 def _parts(messages: list[M]) -> Iterator[list[M]]:
-    """Split the messages into parts of about `MESSAGE_BYTES` bytes, and yield the last part first."""
+    """Split the messages into lists of about `MESSAGE_BYTES` bytes each, and yield the list with the last messages
+    first."""
     part: list[M] = []
     size = 0
     for message in reversed(messages):

@@ -1,4 +1,4 @@
-"""The latest changes since a sequence number, for clients that skip intermediate updates.
+"""What has changed in a run's state since a sequence number, for clients that skip intermediate updates.
 
 A client that skips updates needs only the newest record of each kind and rank; these records are taken from the run's
 state. Updates that are not records are kept in order. Nothing is stored for individual clients.
@@ -95,8 +95,9 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """Yields the packed changes after sequence number `seq`. A record is packed only when it is yielded, so it has
-        the value that is current then. Without `ranks`, per-rank records are left out.
+        """Yields the updates after sequence number `seq`, packed; of the records, only the newest of each kind and
+        rank. A record is packed only when it is yielded, so it has the value that is current then. Without `ranks`,
+        per-rank records are left out.
         """
         updates = []
         for number, packed, thin in reversed(self._updates):
@@ -126,8 +127,9 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without per-rank details. Most facts of a run are equal on all ranks, so only the leader's hello keeps
-    its facts.
+    """The update for a client that wants no details of single ranks: a hello of a rank other than the leader without
+    its facts and capabilities, any other update unchanged. Most facts are equal on all ranks, so those of the leader
+    are enough.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

@@ -1,4 +1,4 @@
-"""Packs the changes since a client's last update into frames, for a client that wants only the newest state."""
+"""Packs what has changed since a client's last update into frames, for a client that skips intermediate updates."""
 
 import time
 
@@ -8,11 +8,11 @@ from agents.transport.frame_filling import FrameFiller
 
 
 class LatestFrames:
-    """The changes after sequence number `since`, in frames. Each frame contains the newest state at the time when the
-    frame is built.
+    """The updates after sequence number `since`, in frames; of the records, only the newest of each kind and rank. A
+    frame contains the records that are the newest when the frame is built.
 
     Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
-    frame gets all changes after `since` again.
+    frame gets all these updates again.
     """
 
     def __init__(self, update_log: UpdateLog, since: int, ranks: bool) -> None:

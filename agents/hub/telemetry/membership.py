@@ -25,7 +25,7 @@ Process = Literal["unknown", "ended", "stopped", "alive"]
 
 @dataclass
 class Known:
-    """A known rank and its last Hello."""
+    """A rank that has joined the run: its last Hello, its connection, and whether the rank is lost."""
 
     hello: Hello
     identity: bytes
@@ -82,7 +82,7 @@ class Membership:
         return self._ranks[rank].identity
 
     def with_capability(self, capability: str) -> dict[int, bytes]:
-        """The connected ranks that have a capability, with their connections."""
+        """The connected ranks whose hello lists `capability`, with the identities of their connections."""
         return {
             rank: known.identity
             for rank, known in self._ranks.items()
@@ -198,7 +198,7 @@ class Membership:
         return self._connections.get(identity)
 
     def leave(self, rank: int) -> None:
-        """Handle a rank's goodbye. If the rank comes back, it must first send a hello."""
+        """Handle the message with which a rank leaves the run. If the rank comes back, it must first send a hello."""
         known = self._ranks[rank]
         self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"

@@ -1,5 +1,5 @@
-"""Reports faults of peers as events in the run's log: for each kind of fault, at most one event every `EVENT_PERIOD_S`
-seconds, with a count.
+"""Reports errors of peers, such as malformed frames, as events in the run's log: for each kind of error, at most one
+event every `EVENT_PERIOD_S` seconds, with the number of further errors.
 """
 
 import time
@@ -26,7 +26,7 @@ class _Reported:
 
 
 class PeerFaults:
-    """Publishes faults as events, and limits the refusals sent to each peer."""
+    """Publishes errors of peers as events, and limits how many refusals are sent to each peer."""
 
     def __init__(self, update_log: UpdateLog) -> None:
         self._update_log = update_log

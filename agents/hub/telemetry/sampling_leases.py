@@ -1,8 +1,9 @@
-"""Sampling leases: clients request records with full vectors, and the hub decides how often each rank sends them.
+"""Sampling leases: clients request samples (the load of each expert, pipeline timelines, all-to-all bytes by
+destination), and the hub decides how often each rank sends them.
 
-A client holds at most one lease, which names record kinds and ranks; the client renews the lease while it shows these
-records. A rank without a lease uses its own sampling period. The total sampling rate is bounded, regardless of the
-number of clients.
+A lease is a request with an expiry time, which names kinds of samples and ranks. A client holds at most one lease, and
+renews it while it shows these samples. Ranks that no lease names send samples at their own sampling period. The
+total sampling rate is bounded, regardless of the number of clients.
 """
 
 import math
@@ -57,9 +58,10 @@ class SamplingLeases:
     def requests_due(
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
-        """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
-        their connections. All ranks behind one relay get a single message, so that the messages do not fill the
-        socket's send queue; ZeroMQ drops messages when this queue is full.
+        """The requests for samples to send to ranks now, by connection: new and changed ones, and those sent at least
+        `RENEW_S` seconds ago. `ranks`: the ranks that support sampling, with their connections. All ranks behind one
+        relay get a single message, so that the messages do not fill the socket's send queue; ZeroMQ drops messages when
+        this queue is full.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:
@@ -87,7 +89,8 @@ class SamplingLeases:
             yield identity, [Sample([kind], REQUEST_S, those, steps) for kind, steps in wanted]
 
     def _requested_ranks(self, kind: str) -> frozenset[int] | None:
-        """The ranks with a lease for this kind; None if there is a lease for all ranks."""
+        """The ranks whose records of this kind clients have requested; None if a client has requested those of all
+        ranks."""
         those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
         return frozenset().union(*those) if all(those) else None
 

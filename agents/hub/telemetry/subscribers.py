@@ -100,7 +100,8 @@ class Subscribers:
         return None
 
     def serve(self, now: float) -> bool:
-        """Send all clients the frames that are due; returns True if there is more to send."""
+        """Send each client the updates that it lacks, as far as its credit and its requested rate allow; returns True
+        if there is more to send now."""
         more = False
         for identity, client in list(self._clients.items()):
             if now - client.heard_s > FORGOTTEN_AFTER_S:
@@ -110,7 +111,8 @@ class Subscribers:
         return more
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send one client the frames that are due; returns True if there is more to send."""
+        """Send one client the updates that it lacks, as far as its credit and its requested rate allow; returns True if
+        there is more to send now."""
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
@@ -144,8 +146,8 @@ class Subscribers:
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
-        """A snapshot of the current state. A client that had a snapshot before may get a recent, cached one, because
-        building a snapshot delays all clients.
+        """A snapshot of the run's current state, as frames to send. A client that had a snapshot before may get a
+        recent, cached one, because building a snapshot delays all clients.
         """
         known = self._built.get(ranks)
         recent = (

@@ -83,11 +83,11 @@ class UpdateLog:
                 self._log.append(_Batch([]))
 
     def holds(self, epoch: str, seq: int) -> bool:
-        """Whether the log still has every update after number `seq` of the hub process with the epoch `epoch`."""
+        """Whether `epoch` identifies this hub process and the log still has every update after number `seq`."""
         return epoch == self.epoch and self.seq - self._kept <= seq <= self.seq
 
     def after(self, seq: int) -> list[bytes]:
-        """Every update after `seq`, packed. Call this only if `holds` returns True."""
+        """Every update after `seq`, packed. Call this only if the log still holds these updates (`holds`)."""
         missing = self.seq - seq
         batches: list[list[bytes]] = []
         for batch in reversed(self._log):
@@ -99,7 +99,7 @@ class UpdateLog:
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """The updates after `seq`, packed into frames: yields each frame with the sequence number of its last update.
-        Call this only if `holds` returns True.
+        Call this only if the log still holds these updates (`holds`).
         """
         for chunk in chunks(self.after(seq)):
             seq += len(chunk)

@@ -4,7 +4,8 @@
     watch(accelerator)  # after accelerator.prepare
 
 A step is one update of the weights. A step ends when the loop requests the first batch after `optimizer.step` from a
-prepared data loader. The ranks vote at the end of a step, because the loop has then finished all work for the update.
+prepared data loader. The ranks vote on knob changes at the end of a step, because the loop has then finished all work
+for the update.
 
 The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends
 an update when the number of micro-batches is a multiple of `gradient_accumulation_steps`. So a change of
@@ -144,8 +145,8 @@ class _Watched:
             yield batch
 
     def _discard_unused(self) -> None:
-        """Discard the current step if the loader ends before the step's first micro-batch, because an evaluation may
-        follow."""
+        """Discard the report of the current step if the loader ends before the step's first micro-batch, because an
+        evaluation may follow."""
         if self._context and not self._losses:
             context, self._context, self._report = self._context, None, None
             discard(context)
@@ -181,7 +182,8 @@ class _Watched:
             return original(*args, **kwargs)
 
     def _end_step(self) -> None:
-        """If the loop has updated the weights, report the update, vote, and save or stop on request."""
+        """If the loop has updated the weights, report the update, and vote with the other ranks on pending operator
+        commands (knob changes, save, stop). Then save or stop if that was decided."""
         if not self._updated or not self._context or not self._report:
             return
         self._updates += 1
@@ -214,7 +216,8 @@ class _Watched:
         return original()
 
     def _leave(self) -> None:
-        """Leave the run, on all ranks. After a stop, the loaders of the training loop return no further batches."""
+        """Disconnect this rank from the run; all ranks call this method. After the action `stop`, the data loaders of
+        the training loop yield no further batches."""
         if not self._left:
             self._left = True
             self._patches.undo()

@@ -3,8 +3,8 @@
     from agents.loop.adapters.deepspeed import watch
     watch(engine, loader)  # after deepspeed.initialize
 
-A step is one update of the weights. A step ends in the call to `engine.step` that updates the weights; the ranks vote
-there.
+A step is one update of the weights. A step ends in the call to `engine.step` that updates the weights; in this call,
+the ranks also vote on knob changes.
 
 The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when
 `micro_steps` is a multiple of the number of accumulation steps. So a change of the number of accumulation steps waits
@@ -150,7 +150,7 @@ class _Watched:
     # ------------------------------------------------------------------------------------------ a step
 
     def _open(self) -> StepReport:
-        """Return the report of the current step. If no step is open, begin one first."""
+        """Return the report of the current step. If no step is being reported, begin one first."""
         if self._report is None:
             self._context = self._loop.step(self._engine.global_steps + 1)
             self._report = self._context.__enter__()
@@ -194,7 +194,8 @@ class _Watched:
         return result
 
     def _end_step(self) -> None:
-        """Report the update that has just ended, vote, and save or stop on request."""
+        """Report the update that has just ended, and vote with the other ranks on pending operator commands (knob
+        changes, save, stop). Then save or stop if that was decided."""
         # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
         self._loop.quietly(self._report_experts)
         self._loop.quietly(self._report_step)
@@ -232,7 +233,8 @@ class _Watched:
         return original()
 
     def _leave(self) -> None:
-        """Leave the run, on all ranks, and discard the current step. After a stop, the loader yields no batches."""
+        """Disconnect this rank from the run, and discard the report of the step that is in progress. All ranks call
+        this method. After the action `stop`, the data loader yields no batches."""
         if self._left:
             return
         self._left = True

@@ -60,7 +60,8 @@ class ExpertLoad:
 
     def _own(self, step: int) -> "Tensor | None":
         """The number of token-expert pairs on this rank since the last call, by router and expert, as a CPU tensor.
-        None if the model has no routers, or if the load of this step is not summed.
+        None if the model has no routers, or if the model is large and the expert load of this step is not summed over
+        the ranks.
         """
         import torch
 

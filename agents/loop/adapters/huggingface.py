@@ -214,7 +214,8 @@ class _Training:
             self._optimizer_phase = None
 
     def end_step(self, control: Any) -> None:
-        """Report the update that has just ended, vote, and set the flags that make the trainer save or stop."""
+        """Report the update that has just ended, vote with the other ranks on pending operator commands (such as a knob
+        change or a save), and set the trainer's flags for saving and stopping if that was decided."""
         if not self._context or not self._report:
             return
         self.micro_batches.end_update()
@@ -241,7 +242,7 @@ class _Training:
         self._experts.report(self._report)
 
     def discard_step(self) -> None:
-        """Discard a step that the trainer began without data at the end of an epoch."""
+        """Discard the report of a step that the trainer began at the end of an epoch, although no data were left."""
         context, self._context, self._report = self._context, None, None
         discard(context)
 

@@ -160,7 +160,7 @@ class _Fit:
         self._trainer.should_stop = True
 
     def open(self) -> None:
-        """If no step is open, begin one before its first batch is loaded."""
+        """If no step is being reported, begin one before its first batch is loaded."""
         if self._report is None:
             self._context = self._loop.step(self._updates + 1)
             self._report = self._context.__enter__()
@@ -187,7 +187,8 @@ class _Fit:
         self.phase("optimizer")
 
     def end_batch(self, outputs: Any) -> None:
-        """If the batch ended an update, report the update, vote, save on request, and begin the next step."""
+        """If the batch ended an update, report the update, vote with the other ranks on pending operator commands (such
+        as a knob change or a save), save if that was decided, and begin the next step."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
             self._losses.append(loss)
@@ -224,7 +225,8 @@ class _Fit:
         return file
 
     def discard_unused(self) -> None:
-        """At the end of an epoch or before validation, discard the current step if it has no batch yet."""
+        """At the end of an epoch or before validation, discard the report of the current step if the step has no batch
+        yet."""
         if self._context and not self._batches:
             self.phase(None)
             context, self._context, self._report = self._context, None, None

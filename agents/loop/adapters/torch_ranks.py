@@ -62,8 +62,8 @@ class TorchRanks:
 
     def await_others(self) -> None:
         """On rank 0, wait at most `LEAVE_S` seconds until all other ranks have called this method; they call it after
-        sending their last acks. The other ranks do not wait. This call is not a collective: each rank sets a key in the
-        store of the process group.
+        sending their last acks. On the other ranks, this call returns at once. This call is not a collective: each rank
+        sets a key in the store of the process group.
         """
         with suppress(Exception):  # another rank may have failed, or the launcher may have ended
             keys = [f"cockpit/{self._group.group_name}/{rank}" for rank in range(self.world)]
@@ -93,9 +93,10 @@ SPARE = 32  # bytes by which the next step may be longer
 
 
 def all_gather_over(group: Any) -> Agree:
-    """An `agree` function over a gloo group. Each call starts with an all-gather of buffers that have room for
-    the longest message of the previous call, because messages of successive steps have similar lengths. If a rank has a
-    longer message, such as one with a command, a second all-gather on all ranks sends the rest.
+    """An all-gather over a gloo group, for the parameter `agree` of `agents.join`. Each call starts with an all-gather
+    of buffers that have room for the longest message of the previous call, because messages of successive steps have
+    similar lengths. If a rank has a longer message, such as one with a command, a second all-gather on all ranks sends
+    the rest.
     """
     import torch
     import torch.distributed as dist

@@ -198,9 +198,9 @@ class _Watched:
 class _ExpertCounters:
     """The counters of the MoE layers: on each rank, the token-expert pairs of its own tokens since the last reset.
 
-    `optimizers.step` resets the counter of each layer that balances its load with a bias. The counters of other layers
-    are never reset. If a layer
-    uses activation checkpointing, its counter counts each token-expert pair twice.
+    `optimizers.step` resets the counter of each layer that balances its load with a bias. The counters of layers
+    without such a bias are never reset. If a layer uses activation checkpointing, its counter counts each token-expert
+    pair twice.
     """
 
     def __init__(self, model_parts: Sequence[Any], ranks: TorchRanks) -> None:

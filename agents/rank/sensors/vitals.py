@@ -1,4 +1,5 @@
-"""Reads the vital signs of a rank's device and machine, in the agent's thread and never in the trainer's thread."""
+"""Reads the vital signs of a rank's GPU and machine (utilization, memory, temperature, ...), in the agent's thread and
+never in the trainer's thread."""
 
 import importlib
 import os
@@ -41,7 +42,8 @@ class Sensors:
 
 
 class Reader:
-    """Reads all sources. If a source fails, the reading lacks the data of that source."""
+    """Reads the vital signs from `sources`, each of which reads some fields of `Vitals`. If a source fails, its fields
+    are left out."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources

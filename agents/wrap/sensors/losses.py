@@ -2,7 +2,7 @@
 
 A loop that accumulates gradients usually divides the loss of each micro-batch by the number of micro-batches. If the
 losses were divided by the number of micro-batches, the loss of the step is their sum; otherwise it is their mean. The
-divisor of a loss is read from the autograd graph.
+number by which the loop divided a loss is read from the autograd graph.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Times the forward passes of the outermost modules that have parameters.
+"""Times the forward passes of the outermost modules: those that have parameters and are not part of another module.
 
 torch's global module hooks would cost time in each submodule, and hooks on a single module would be saved and copied
 with the module. Instead, the `__call__` method of each outermost module's class is wrapped. The outermost modules are
@@ -16,7 +16,7 @@ from agents.wrap.sensors.traffic import Replicas, StepTraffic
 
 
 class Forwards:
-    """Times the forward passes of the outermost modules."""
+    """Times the forward passes of the outermost modules, which are not part of another module."""
 
     def __init__(self, hooks: Hooks, phases: Phases, replicas: Replicas, traffic: StepTraffic) -> None:
         self.phases = phases
@@ -27,7 +27,7 @@ class Forwards:
         self._wrapped: set[type] = set()
 
     def follow(self) -> None:
-        """Find the outermost modules of the program and wrap their classes."""
+        """Find the outermost modules of the program and wrap the `__call__` methods of their classes."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
 

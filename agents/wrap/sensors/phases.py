@@ -9,7 +9,8 @@ COMMUNICATION = "collectives"  # phase: the time for which the program waits for
 
 
 class Phases:
-    """The phases of the step in progress, in the training thread. Calls from other threads do nothing."""
+    """The times of the phases (such as forward and backward) of the step in progress, in the training thread. Calls
+    from other threads do nothing."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()

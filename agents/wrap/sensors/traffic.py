@@ -158,8 +158,8 @@ class Replicas:
             traffic.add(axis, (ranks - 1) * buffers // ranks)
 
     def backward(self, traffic: StepTraffic) -> str | None:
-        """Count the reductions of a backward pass that has ended. Returns the axis of the reductions; None if there
-        were none.
+        """Count the bytes of the gradient reductions in a backward pass that has ended. Returns the axis of the
+        reductions; None if there were none.
         """
         due, self._due = self._due, {}
         for axis, sent in due.items():

@@ -53,7 +53,7 @@ Wait = Annotated[float, Field(gt=0, le=600, description="seconds to wait for the
 
 
 def stamp(store: Store) -> dict[str, Any]:
-    """The fields of an answer that say which run it describes, how old its data is, and how many ranks report."""
+    """The fields of a tool's result that say which run it describes, how old its data is, and how many ranks report."""
     whole = plain.overview(store)
     return {name: whole[name] for name in ("run", "simulated", "link", "age_s", "step", "coverage")}
 
@@ -198,9 +198,9 @@ class ReadingTools:
             return bounded(stamp(connection.store) | as_plain(found))
 
     def preview(self, changes: Changes) -> dict[str, Any]:
-        """The predicted effect of knob changes; nothing is changed. Each estimate has an interval, its source, and how
-        many earlier intervals contained the measured value. `why` says why the changes are not legal or why there are
-        no estimates."""
+        """The predicted effect of knob changes; nothing is changed. Each estimate has an interval, the source of the
+        estimate, and how many earlier previews of the same quantity had the measured value in their interval. `why`
+        says why the changes are not legal or why there are no estimates."""
         words = words_of(changes)
         with self._session.requesting(words) as connection:
             answer, trusts = ask_preview(connection, words)

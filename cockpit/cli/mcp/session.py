@@ -49,8 +49,8 @@ class Follower:
 
 
 class Session:
-    """The run, the role and the name of one MCP server. If `run` is None, the first tool call sets it to the newest
-    live run."""
+    """The run that an MCP server reads and changes, and the server's role and name. If `run` is None, the first tool
+    call sets it to the newest live run."""
 
     def __init__(self, run: str | None, operator: bool, name: str) -> None:
         self.run = run

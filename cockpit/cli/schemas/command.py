@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r'"#/\$defs/(\w+)"')
 
 @cache
 def _contents() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The schemas of all outputs, and all shared definitions, each by name."""
+    """The schemas of all `--json` outputs, and all shared definitions, each by name."""
     outputs: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for file in files(__package__).iterdir():
@@ -33,13 +33,13 @@ def _contents() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def names() -> list[str]:
-    """The names of all outputs."""
+    """The names of all `--json` outputs that have a schema."""
     return sorted(_contents()[0])
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of the output `name`, with the definitions that it uses. Raises CockpitError if there is no such
-    output."""
+    """The JSON Schema of the `--json` output `name`, with the definitions that it uses. Raises CockpitError if no
+    output has this name."""
     outputs, shared = _contents()
     if name not in outputs:
         raise CockpitError(f"there is no output {name[:60]}; the outputs are {', '.join(names())}")

@@ -1,4 +1,5 @@
-"""Commands that read a run without a screen: snapshot, watch, knobs, log. Each function returns the exit status."""
+"""Commands that print information about a run instead of showing a screen: snapshot, watch, knobs, log. Each function
+returns the exit status."""
 
 import time
 from collections.abc import Collection
@@ -23,8 +24,8 @@ SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 
 def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | None = None) -> int:
-    """Print the state of a run, now or at a position in its recording. With a filter, print only the ranks that match
-    it."""
+    """Print the state of a run, as it is now or as it was at a point of its recording. With a filter, print only the
+    ranks that match it."""
     loaded = load_snapshot(run, at)
     store = loaded.store
     chosen = chosen_filter(store, filter_text)

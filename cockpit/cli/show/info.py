@@ -13,7 +13,8 @@ from cockpit.printing import print_json, print_line, print_table, report_missing
 
 
 def info(run: str | None, as_json: bool) -> int:
-    """Print all sections of `cockpit.data.run_folders.run_info` as text or, with `as_json`, as one JSON record."""
+    """Print the run's settings and the places of its files (`cockpit.data.run_folders.run_info`) as text or, with
+    `as_json`, as one JSON record."""
     loaded = _loaded(run)
     store = loaded.store
     folder = run_folder(run) or told_folder(store)
@@ -33,8 +34,8 @@ def info(run: str | None, as_json: bool) -> int:
 
 
 def _loaded(run: str | None) -> RunSnapshot:
-    """The state of the run; if it cannot be read but the run's folder exists, an empty state with a note that gives the
-    reason."""
+    """A snapshot of the run; if none can be read but the run's folder exists, an empty snapshot with a note that gives
+    the reason."""
     try:
         return run_history(run) if is_over(run) else load_snapshot(run)
     except CockpitError as error:

@@ -1,4 +1,4 @@
-"""``cockpit runs``: prints each run in a folder with its state."""
+"""``cockpit runs``: prints a table of the runs in a folder."""
 
 import time
 from pathlib import Path

@@ -40,7 +40,8 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
 
 
 def _wait_for_ranks(connection: Connection) -> None:
-    """Wait until the snapshot with the ranks and knobs is complete. If only the knobs are missing, continue."""
+    """Wait for a snapshot of the run that contains ranks and knobs. After the timeout, a snapshot with ranks but
+    without knobs is enough."""
     try:
         connection.wait_for_snapshot()
     except CockpitError:
@@ -89,7 +90,8 @@ def _print_thread(thread: ThreadStack) -> None:
 
 
 def record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, object]:
-    """The answer as JSON: the explanation in one sentence, the groups, and the stacks of each rank."""
+    """The collected stacks as JSON: one sentence that explains them, the ranks grouped by code location, and the stacks
+    of each rank."""
     return {
         "sentence": found.sentence,
         "world": end.world,

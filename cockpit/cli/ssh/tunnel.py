@@ -140,8 +140,8 @@ class Tunnel:
         return [self._ssh, *flags, *self._target.arguments(), remote_command(*words)]
 
     def _answer(self) -> Where:
-        """Read the answer of the remote command. Other lines, such as the output of the shell's startup files, are
-        skipped."""
+        """Read the line with the hub's sockets that the remote command prints. Other lines, such as the output of the
+        shell's startup files, are skipped."""
         process = self._process  # `close` may set the attribute to None in the meantime
         assert process and process.stdout
         left = LONGEST_ANSWER

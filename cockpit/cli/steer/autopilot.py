@@ -1,8 +1,9 @@
-"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an
-unexpected event.
+"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an unexpected
+event, such as a lost rank or an alert.
 
-The autopilot is an ordinary client that runs in the foreground. The autopilot makes each change as a trial (`cockpit
-try`), and gives a reason, which is recorded in the run's log. The hub decides whether the change is kept.
+The autopilot connects to the hub like any other client, and runs in the foreground. The autopilot makes each change as
+a trial (`cockpit try`), and gives a reason, which is recorded in the run's log. The hub measures the steps of the trial
+and decides whether the change is kept.
 """
 
 import os
@@ -34,12 +35,13 @@ MOST = 64  # maximum number of changes that are previewed at once
 
 
 class SurpriseError(Exception):
-    """Raised at an event that the autopilot did not expect; the message is one sentence."""
+    """Raised at an event that the autopilot did not expect, such as a lost rank, an alert or another operator's change;
+    the message is one sentence."""
 
 
 @dataclass
 class Options:
-    """Options of the autopilot."""
+    """The options of the command `cockpit autopilot`."""
 
     within: Sequence[str]
     steps: int
@@ -66,7 +68,7 @@ class Autopilot:
 
     def run(self) -> int:
         """Try changes until no remaining change has a large enough predicted gain. Raises SurpriseError on an
-        unexpected event.
+        unexpected event, such as a lost rank, an alert or a failed trial.
         """
         while self.kept < self.options.most_changes:
             self._check()
@@ -118,8 +120,8 @@ class Autopilot:
             raise SurpriseError(surprise)
 
     def _watched(self) -> TrialState:
-        """Wait until the trial is settled, and return it. If an unexpected event occurs, revert the trial and raise
-        SurpriseError."""
+        """Wait until the trial is settled, and return it. If a rank is lost, an alert is raised or somebody else
+        changes a knob, revert the trial and raise SurpriseError."""
         while True:
             state = self.connection.client.state
             trial: TrialState | None = state.trials.get(self.trial)

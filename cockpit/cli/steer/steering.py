@@ -29,8 +29,8 @@ def steering(
     run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
 ) -> Iterator[Connection]:
     """Context manager for the connection of a command to the hub. When the context is entered, the connection has
-    already received the knob board, unless the run is still starting. Malformed `words` are rejected before the command
-    connects."""
+    already received the knob board, unless the run is still starting. Malformed arguments (`words`) are rejected before
+    the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator, watch_only=watch_only) as connection:
@@ -107,7 +107,8 @@ def _mark(connection: Connection) -> str:
 
 
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Wait for the outcome of a proposal and print it. With `wait`, also wait until ranks train in a new layout."""
+    """Wait for the outcome of a proposal and print it. With `wait`, wait until every rank has applied the change and,
+    after a change of the layout, until the restarted ranks train."""
     started = connection.client.state.restarts
     try:
         command = wait_for_command(connection.client, id, timeout_s, settled=wait)
@@ -136,7 +137,8 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
 
 
 def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> int:
-    """Report that a change was not completed in time. A change that no rank has applied stays in the queue."""
+    """Report that the outcome of a change was not known in time. If no rank has applied the change yet, it stays in the
+    hub's queue and may still be applied."""
     queued = command is None or command.state == "accepted"
     complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
     if as_json:
@@ -164,7 +166,8 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed, Mapping[str, Trust]]:
-    """The run's answer to a preview query and, for each quantity, how accurate earlier previews were."""
+    """The leader rank's answer to a preview query and, for each predicted quantity, how accurate earlier previews
+    were."""
     changes = requested_changes(connection, words)
     try:
         id = request(lambda: connection.client.preview(changes))
@@ -176,7 +179,7 @@ def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
     """The answer to a preview query as a dictionary for JSON output. Each estimate also contains how many earlier
-    previews of its quantity were checked in this run, and how many of these were right.
+    previews of its quantity were checked in this run, and how many measured values were within the predicted interval.
     """
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]

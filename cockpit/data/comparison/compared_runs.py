@@ -1,4 +1,5 @@
-"""Compares runs: their layouts, knobs and facts, and their curves, aligned by step, number of tokens or time.
+"""Compares runs: their layouts, their knob values, other properties that they report (such as the type of device), and
+their curves, aligned by step, number of tokens or time.
 
 The state of a run is read at the current end of its recording; it includes the curves of the whole run in bounded
 memory (`agents.state.metric_curves`).
@@ -87,8 +88,8 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None
 
 @dataclass
 class RunCurves:
-    """The data of one of the compared runs. `layout`: the flattened keys of the run's layout file, with the overrides
-    that were given at the start of the run.
+    """One of the compared runs: its curves, its layout, and its elapsed time and number of tokens by step. `layout`:
+    the flattened keys of the run's layout file, with the overrides that were given at the start of the run.
     """
 
     name: str
@@ -106,7 +107,8 @@ class RunCurves:
         return whole[1] if whole else None
 
     def reading(self, metric: CurveMetric, step: int) -> Reading | None:
-        """The reading of a metric at a step, in the metric's unit; None if no value is known."""
+        """The value of a metric at a step, in the metric's unit or, if the step is kept only in a bucket of several
+        steps, their lowest and highest value; None if no value is known."""
         found = reading(segments(self.store.state, metric.key, None, self.store.curve_view.detail), step)
         return found and Reading(found.low * metric.factor, found.high * metric.factor, found.width)
 
@@ -206,7 +208,8 @@ def _flat(tree: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A layout key, knob or fact that has different values in two runs; `·` stands for a missing value."""
+    """A layout key, knob or other property (fact) that has different values in two runs; `·` stands for a missing
+    value."""
 
     kind: str  # layout, knob or fact
     key: str
@@ -217,8 +220,8 @@ _IDENTITY: Final = {"name", "run.name", "folder", "command"}  # these differ in 
 
 
 def differences(one: RunCurves, other: RunCurves) -> list[Difference]:
-    """The differences between two runs: first keys of the layout, then current knobs, then facts that are not in the
-    layouts.
+    """The differences between two runs: first keys of their layouts, then current knob values, then facts that the runs
+    report and that are not in their layouts, such as the type of device.
     """
     both = (one, other)
     layouts = [run.layout for run in both]
@@ -275,7 +278,8 @@ def last_common(one: RunCurves, other: RunCurves) -> int | None:
 
 
 def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
-    """At most `most` steps that both runs have: round step numbers, then the last common step."""
+    """At most `most` steps that both runs have: the multiples of a number such as 10, 20 or 50, then the last common
+    step."""
     last = last_common(one, other)
     if last is None:
         return []

@@ -28,8 +28,8 @@ AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
 
 class Comparison:
-    """The runs that are compared with the open run. Any thread may call the methods. `revision` increases with each
-    change; changes are made under `lock`."""
+    """The runs whose curves are shown together with those of the open run, the one that the screens show. Any thread
+    may call the methods. `revision` increases with each change; changes are made under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -82,7 +82,8 @@ class Comparison:
         )
 
     def differences(self) -> list[tuple[RunCurves, list[Difference]]]:
-        """The differences between the open run and every other run."""
+        """For each run that is compared with the open run: the keys of its layout, the knobs and other properties whose
+        values differ from those of the open run."""
         own = self.own
         return [] if own is None else [(one, differences(own, one)) for one in self.others]
 

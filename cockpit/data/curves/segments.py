@@ -19,8 +19,8 @@ from cockpit.data.scale import LARGEST
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of steps with their values. A bucket of `width` steps keeps its first, lowest, highest and last value.
-    With a width of 1, every value is kept."""
+    """The points of a curve in a range of steps. Of each bucket of `width` steps, the first, lowest, highest and last
+    value are kept; with a width of 1, every value is kept."""
 
     points: Sequence[Point]
     width: int = 1
@@ -76,8 +76,8 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 
 def _usual(found: Sequence[Segment]) -> int:
-    """The median distance in steps between neighbouring points. The median may exceed 1, because some training loops do
-    not report every step.
+    """The median number of steps from one point of a curve to the next, in segments without buckets. It may exceed 1,
+    because some training loops do not report every step.
     """
     gap = [b - a for one in found if one.width == 1 for (a, _), (b, _) in pairwise(one.points)]
     return int(median(gap)) if gap else 1
@@ -85,7 +85,8 @@ def _usual(found: Sequence[Segment]) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of a metric at a step: its value, or the lowest and the highest value of `width` steps."""
+    """The value of a metric at a step or, if only a bucket of `width` steps has been kept, the lowest and the highest
+    value in the bucket."""
 
     low: float
     high: float
@@ -93,7 +94,8 @@ class Reading:
 
 
 def reading(found: Sequence[Segment], step: int) -> Reading | None:
-    """The reading of the metric at `step`; None if the run reported no value there."""
+    """The value of the metric at `step`, or its range in the bucket that contains `step`; None if the run reported no
+    value there."""
     for one in found:
         at = bisect_left(one.points, step, key=_step)
         if at < len(one.points) and one.points[at][0] == step:

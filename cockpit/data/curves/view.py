@@ -21,8 +21,8 @@ FINE = 512
 
 
 class CurveView:
-    """The range of steps that curves show. `state` returns the state of the run; `changed` is called after each change
-    of the view."""
+    """The range of steps that the charts of a run's curves show. `state` returns the state of the run; `changed` is
+    called after each change of the view."""
 
     def __init__(self, state: Callable[[], RunState], changed: Callable[[], None]) -> None:
         self._state, self._changed = state, changed
@@ -60,8 +60,8 @@ class CurveView:
             self.show(clamp(pan(self._shown(whole), by), whole))
 
     def _shown(self, whole: View) -> View:
-        """The view. A view that follows the run ends at the newest step, which may be newer than at the last call of
-        `note`.
+        """The visible range of steps. If the view follows the run, the range ends at the newest step, which may be
+        newer than at the last call of `note`.
         """
         if self.steps is None:
             return whole
@@ -84,7 +84,7 @@ class CurveView:
 
     def set_detail(self, view: View, detail: Curve) -> None:
         """Set the values of every step of `view`, read from a recording. The values are ignored if the user has chosen
-        another view in the meantime."""
+        another range of steps in the meantime."""
         if self.steps is None:
             return
         if view == self.steps or (self.follows and view[0] <= self.steps[0] <= view[1]):
@@ -112,8 +112,8 @@ def extent(state: RunState) -> View | None:
 
 
 def zoom(view: View, by: float, at: int | None = None) -> View:
-    """A view that is `by` times as wide. The step `at` (default: the centre) keeps its relative position in
-    the view.
+    """A range of steps that is `by` times as long as `view`. The step `at` (default: the centre) keeps its relative
+    position in the view.
     """
     first, last = view
     width = max(MIN_STEPS, (last - first) * by)
@@ -130,7 +130,7 @@ def pan(view: View, by: float) -> View:
 
 
 def clamp(view: View, whole: View) -> View | None:
-    """The view, moved so that it lies inside the run; None if the view covers the whole run."""
+    """The range `view`, moved into the range `whole` of all steps; None if `view` is at least as long as `whole`."""
     first, last = view
     if last - first >= whole[1] - whole[0]:
         return None

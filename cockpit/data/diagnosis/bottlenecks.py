@@ -156,7 +156,7 @@ class Medians:
 
 def medians(store: Store) -> Medians:
     """The medians of the step time, of each phase and of the exposed communication, over the newest records of the
-    ranks. All rules share the result, which is cached until a rank reports again."""
+    ranks. All rules of this module share the result, which is cached until a rank reports again."""
     return store.once("medians", (Topic.RANKS,), lambda: _medians(store), id(store.state))
 
 

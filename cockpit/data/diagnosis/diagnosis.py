@@ -39,8 +39,8 @@ Rule = Callable[[Store], Diagnosis | None]
 
 
 def _cockpit_fault(store: Store) -> Diagnosis | None:
-    """Reports that the cockpit's source has failed, so that no more updates arrive. This is a fault of the cockpit, not
-    of the run."""
+    """Reports that the thread from which the cockpit gets its updates has failed, so that no more updates arrive. This
+    is a fault of the cockpit, not of the run."""
     if store.fault is None:
         return None
     text = f"an internal error detached this cockpit: {store.fault.error}"
@@ -193,8 +193,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnosis(store: Store) -> Diagnosis:
-    """The result of the first rule that applies, in order of importance. The result is cached, because several panels
-    use it."""
+    """The diagnosis of the run: that of the most important rule that applies. The result is cached, because several
+    panels use it."""
     moment = (store.link, store.refused, store.source_error, int(store.clock() / REFRESH_S))
     return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
 

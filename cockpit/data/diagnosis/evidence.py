@@ -1,4 +1,4 @@
-"""The measurements of a run, as evidence for its bottleneck."""
+"""The measurements of a run from which the planner determines its bottleneck."""
 
 from agents.state.preview_checks import Trust, trust
 from cockpit.data.metrics import median
@@ -7,7 +7,8 @@ from engine.planner.advice import Evidence
 
 
 def evidence(store: Store) -> Evidence | None:
-    """Evidence from the newest step of each rank and the newest summary; None before the first step."""
+    """Measurements for the planner's advice, from the newest step of each rank and the newest summary; None before the
+    first step."""
     return store.once("evidence", (Topic.RANKS, Topic.CURVES), lambda: _evidence(store))
 
 
@@ -50,7 +51,8 @@ def trusted(store: Store) -> dict[str, Trust]:
 
 
 def trust_text(found: Trust | None) -> str:
-    """The accuracy of previews as text, such as ``9/10 inside, error 4 %``; "" if no preview has been checked."""
+    """The accuracy of previews as text, such as ``9/10 inside, error 4 %``: 9 of 10 measured values were inside the
+    predicted interval. "" if no preview has been checked."""
     if found is None:
         return ""
     return f"{found.hits}/{found.checks} inside, error {100 * found.mean_error:.0f} %"

@@ -46,7 +46,7 @@ def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
     """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
-    dropped first. Then fields are shortened to forms with fewer words. Other fields are dropped only if the line is
+    dropped first. Then fields are replaced by their short forms. The remaining fields are dropped only if the line is
     still too long.
     """
     kept = list(fields)
@@ -79,8 +79,8 @@ def state_field(store: Store) -> StatusField:
 
 
 def status_word(store: Store) -> tuple[str, Level]:
-    """The state word, such as ``STALE 12 s``, and its level. The word is STALLED if the hub has raised the alert
-    `stall` or ranks are lost.
+    """The word for the state of the run in the status line, such as ``STALE 12 s``, and its severity. The word is
+    STALLED if the hub has raised the alert `stall` or ranks are lost.
 
     FROZEN takes precedence over all other words, because it says that the screen is not live.
     """

@@ -1,7 +1,7 @@
 """The filter language: ``pp=2 & own_ms > 1.2 * median`` selects ranks.
 
-`parse` converts a string to a `Filter`; `matching` evaluates it on a store. A rank without a value matches neither a
-comparison nor the comparison's negation: missing is never zero.
+`parse` converts a string to a `Filter`; `matching` evaluates it on the cockpit's data about a run. A rank without a
+value matches neither a comparison nor the comparison's negation: missing is never zero.
 """
 
 from cockpit.data.filter.matching import Matches as Matches

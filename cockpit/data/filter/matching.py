@@ -1,4 +1,5 @@
-"""Evaluates a filter on a store. The result is two sets of ranks: ranks that match, and ranks that do not match.
+"""Evaluates a filter on the cockpit's data about a run (a `Store`). The result is two sets of ranks: ranks that match,
+and ranks that do not match.
 
 If the result for a rank is unknown because a value is missing, the rank is in neither set. This is Kleene's
 three-valued logic: the negation of unknown is unknown.
@@ -52,8 +53,8 @@ def matching(store: Store, chosen: Filter | None, step: int | None = None) -> fr
 
 
 def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
-    """The ranks that match. `use` is the cache key: for each `use`, the store caches the result of the newest
-    filter."""
+    """The ranks that match the filter `chosen`. `use` says what the filter is used for, such as "applied" or "typed":
+    for each use, the store caches the result of the newest filter."""
     return store.once(
         ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
     )
@@ -91,7 +92,7 @@ _CALCULATE: dict[str, Callable[[float, float], float]] = {
 
 
 class _Evaluation:
-    """Evaluates a filter for the ranks in a store, with their values at a step."""
+    """Evaluates a filter for the ranks of a run, with their values at a step."""
 
     def __init__(self, store: Store, step: int | None) -> None:
         self._store, self._step = store, step
@@ -158,8 +159,8 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
-    """Apply `join` to two columns, for the ranks that have a value in both. One of the columns, but not both, may be a
-    single number that applies to all ranks.
+    """Apply `join` to two columns (values by rank), for the ranks that have a value in both. One of the columns, but
+    not both, may be a single number that applies to all ranks.
     """
     if left is None or right is None:
         return {}

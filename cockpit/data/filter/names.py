@@ -105,8 +105,8 @@ def _numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
 
 
 def _add(found: dict[str, tuple[str, Numbers]], name: str, about: str, values: Numbers) -> None:
-    """Add a name unless it is taken. The names of axes and phases come from the run, so characters that are illegal in
-    a filter become ``_``.
+    """Add a name that filters may use, unless it is already in use. The names of axes and phases come from the run, so
+    characters that are illegal in a filter become ``_``.
     """
     name = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII)
     if name and name not in found and name not in _RESERVED:

@@ -47,8 +47,9 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 
 class FilterError(ValueError):
-    """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: what is legal
-    at that position. The error message states the problem, the column and what is legal there."""
+    """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: the words and
+    symbols that are legal at that position. The error message states the problem, the column, and these words and
+    symbols."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
         self.problem, self.at, self.legal = problem, at, tuple(legal)

@@ -20,7 +20,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Over:
-    """A statistic that is computed over all ranks, such as ``median(own_ms)``."""
+    """A statistic over ranks, such as ``median(own_ms)``."""
 
     statistic: str
     name: str

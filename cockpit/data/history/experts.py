@@ -1,7 +1,8 @@
 """History of the expert load: each expert's load, statistics of each layer, and since when an expert has been dead or
 hot.
 
-Full vectors (`Experts`) arrive every few steps; summaries of layers (`Loads`) arrive at almost every step.
+Records with the load of every expert (`Experts`) arrive every few steps; records with statistics of each layer's load
+(`Loads`) arrive at almost every step.
 """
 
 import math
@@ -32,7 +33,8 @@ def health(ratio: float) -> Health | None:
 
 
 def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
-    """The experts of a layer that count as dead by their lowest load, or as hot by their highest load."""
+    """The numbers of the experts whose lowest load is below `DEAD` or whose highest load is at least `HOT`. `low` and
+    `high`: the lowest and the highest load of each expert of a layer, relative to the fair share."""
     if not low or (min(low) >= DEAD and max(high) < HOT):
         return []
     return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
@@ -59,8 +61,8 @@ class Streak:
 
 
 class ExpertHistory:
-    """A run's history of expert loads. `loads`: the load of each expert relative to the fair share. `figures`: a
-    `Figures` row per layer.
+    """A run's history of expert loads. `loads`: the load of each expert relative to the fair share (the mean load of
+    its layer). `figures`: for each layer, the statistics that `Figures` lists.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,8 @@ class ExpertHistory:
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
 
     def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
-        """The streaks at frame `at`: streaks that are still in progress, and streaks that ended after this frame."""
+        """The streaks that include frame `at`, by layer and expert: of experts that are dead, or hot, in all records of
+        the frame."""
         found = {}
         for layer in self.loads.layers if at >= 0 else ():
             low, high = self.loads.row(self.loads[at], layer)
@@ -110,13 +113,13 @@ class ExpertHistory:
     # ------------------------------------------------------------------------------------------------- writing
 
     def add_loads(self, loads: Loads) -> None:
-        """Add the summaries of the layers at a step."""
+        """Add a record with the load statistics of each layer at a step."""
         rows = {layer.layer: _summarized(layer) for layer in loads.layers}
         if rows:
             self.figures.add(loads.step, rows)
 
     def add_experts(self, experts: Experts) -> None:
-        """Add the full vectors of a step. A record that was sent again changes nothing."""
+        """Add a record with the load of every expert at a step. A record that was sent again changes nothing."""
         rows = {layer.layer: row for layer in experts.layers if (row := ratios(layer))}
         if not rows or experts == self._newest:
             return
@@ -135,7 +138,7 @@ class ExpertHistory:
             self.add_loads(update)
 
     def extend(self, later: "ExpertHistory") -> None:
-        """Append the part of another history that follows the end of this one."""
+        """Append the records of the history `later` whose steps are after the last step of this history."""
         for step, rows in _records_after(later.loads, self.loads):
             self._add_rows(step, rows)
         for step, rows in _records_after(later.figures, self.figures):
@@ -147,7 +150,8 @@ class ExpertHistory:
         self._judge(rows)
 
     def _judge(self, rows: Mapping[int, Sequence[float]]) -> None:
-        """Continue, begin or end streaks according to the newest record."""
+        """Update the streaks from the newest record: an expert that is dead or hot in it continues or begins a streak,
+        and the streak of any other expert ends."""
         streaks = {}
         for layer, row in rows.items():
             for expert in unwell_experts(row, row):
@@ -162,12 +166,12 @@ class ExpertHistory:
     # ------------------------------------------------------------------------------------------------- reading
 
     def streaks(self) -> Mapping[tuple[int, int], Streak]:
-        """The streaks that the newest record continues or begins, by layer and expert."""
+        """The current streak of each expert that is dead or hot, by layer and expert."""
         return self._streaks
 
     def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
-        """The streak of an expert in frame `at` of `loads` (None: the newest); None if the expert is neither dead nor
-        hot."""
+        """The consecutive records, up to and including frame `at` of `loads` (None: the newest), in which an expert was
+        dead or hot; None if the expert is neither in that frame."""
         if at is None or at == len(self.loads) - 1:
             return self._streaks.get((layer, expert))
         place = self.loads.place(layer, expert)
@@ -178,7 +182,8 @@ class ExpertHistory:
         return self._streak(layer, expert, found, at) if found and found is health(high) else None
 
     def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
-        """The streak that includes frame `at`; its start is found by searching the earlier frames."""
+        """The streak that includes frame `at`, in which the expert is dead or hot; its start is found by searching the
+        earlier frames."""
         place = self.loads.place(layer, expert)
         assert place is not None
         first = self.loads[at].first
@@ -222,7 +227,7 @@ def ratios(layer: LayerLoad) -> list[float]:
 
 
 def figures(layer: LayerLoad) -> Figures:
-    """Load statistics of a layer, computed from its load per expert."""
+    """Statistics of a layer's expert load, computed from the load of each expert."""
     row, total = ratios(layer), sum(layer.load)
     if not row:
         return Figures(math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -236,7 +241,8 @@ def figures(layer: LayerLoad) -> Figures:
 
 
 def _entropy(shares: Sequence[float]) -> float:
-    """The entropy of the shares, divided by the entropy of equal shares."""
+    """How evenly the load is spread over the experts: the entropy of the experts' fractions of the load, divided by the
+    entropy of equal fractions."""
     entropy = -sum(share * math.log(share) for share in shares if share > 0)
     return min(1.0, max(0.0, entropy / math.log(max(2, len(shares)))))
 

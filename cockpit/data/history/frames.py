@@ -1,5 +1,5 @@
-"""Bounded history of vectors: each record has a row of numbers per layer. Old records are merged: of several
-consecutive records, only the lowest and the highest values are kept.
+"""History in bounded memory: each record has a list of numbers for each layer, such as the load of each expert. Old
+records are merged: of several consecutive records, only the lowest and the highest values are kept.
 
 The newest records are kept unchanged. Older neighbouring records are merged, one pair per new record, so that the time
 to add a record stays constant.
@@ -59,7 +59,7 @@ class Frames:
     # ------------------------------------------------------------------------------------------------- writing
 
     def add(self, step: int, rows: Mapping[int, Sequence[float]]) -> None:
-        """Add the record of `step`, with a row of values per layer. If the step is not after the newest one, the run
+        """Add the record of `step`. `rows`: the values of each layer. If the step is not after the newest one, the run
         has resumed from an earlier checkpoint, and the later records are removed."""
         if self._frames and step <= self._frames[-1].last:
             self.cut(step)
@@ -135,12 +135,13 @@ class Frames:
         return sorted(self._places)
 
     def place(self, layer: int, number: int) -> int | None:
-        """The index of a value in the arrays of a frame; None if there is no such value."""
+        """The index of value `number` of a layer in the arrays of a frame; None if the layer has no such value."""
         place = self._places.get(layer)
         return place[number] if place is not None and 0 <= number < len(place) else None
 
     def row(self, frame: Frame, layer: int) -> tuple[Sequence[float], Sequence[float]]:
-        """The lowest and the highest values of a layer; both empty if the layer has no values in this frame."""
+        """For each number of a layer, its lowest and its highest value in this frame, as two sequences; both are empty
+        if the layer has no values in this frame."""
         place = self._places.get(layer, range(0))
         low = frame.low[place.start : place.stop]
         if not low or math.isnan(low[0]):
@@ -155,7 +156,7 @@ class Frames:
         return at if at >= 0 else None
 
     def series(self, layer: int, number: int) -> Iterator[Range]:
-        """One value of a layer over all frames, oldest first."""
+        """Value `number` of a layer in each frame that has it, oldest first."""
         place = self.place(layer, number)
         if place is not None:
             for frame in self._frames:

@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Keeps items by step: at most `most` items, with a total size (see `add`) of at most `budget`. If a limit is
-    exceeded, the item with the smallest gap between its previous and next kept steps is dropped. The newest `newest`
-    items and the slowest `slowest` items are dropped only if they alone exceed the limits.
+    """Keeps an item, such as a record, for each of a limited number of steps: at most `most` items, with a total size
+    (see `add`) of at most `budget`. If a limit is exceeded, the item with the smallest gap between its previous and
+    next kept steps is dropped. The newest `newest` items and the slowest `slowest` items are dropped only if they alone
+    exceed the limits.
 
     `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
     longest duration.
@@ -47,7 +48,7 @@ class KeptSteps(Generic[T]):
 
     @property
     def steps(self) -> list[int]:
-        """The kept steps in order. Callers must not change the list."""
+        """The steps whose items are kept, ascending. Callers must not change the list."""
         return self._steps
 
     def copy(self, time_of: Callable[[int], float]) -> "KeptSteps[T]":

@@ -30,7 +30,8 @@ Get = Callable[[Step, Totals | None], float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """One number per rank, from its step records or, if `vital` is set, from its vital signs (about once a second).
+    """One number per rank, from its step records or, if `vital` is set, from its vital signs (readings of the device's
+    sensors, about once a second).
 
     `worse`: 1 if a higher value is worse, -1 if a lower value is worse, 0 if neither. `get` computes the metric's value
     from a step record and the totals of the step's traffic, which several metrics need.
@@ -70,8 +71,8 @@ PHASE = "phase:"  # prefix of the keys of phases
 
 
 def phase(name: str, waits: bool) -> Metric:
-    """A metric for the time of a phase. `waits`: whether ranks wait for each other in this phase; if they do, a longer
-    time does not count as worse."""
+    """The metric that gives the time of the phase `name` in each step. `waits`: whether ranks wait for each other in
+    this phase; if they do, a longer time does not count as worse."""
     return Metric(
         PHASE + name, f"{name} time", "ms", lambda step, _: step.phases.get(name), worse=int(not waits)
     )

@@ -22,8 +22,8 @@ LATE = 2  # a step is added when a rank has reported the step that is this many 
 
 
 class Spread(NamedTuple):
-    """A quantity on a stage: the median and the worst value over its ranks. If no rank reported the quantity, the
-    values are NaN and `rank` is -1."""
+    """The median and the highest value of a quantity, such as the step time or the time of a phase, over the ranks of a
+    pipeline stage. If no rank reported the quantity, the values are NaN and `rank` is -1."""
 
     median: float  # with two ranks, the lower value
     worst: float  # the highest
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPhases:
-    """The record of one step: how each quantity is distributed over the ranks of each stage."""
+    """One step: for each quantity and pipeline stage, the median and the highest value over the stage's ranks."""
 
     step: int
     revision: int
@@ -55,8 +55,8 @@ class StepPhases:
 
 
 class Phases:
-    """The kept steps of a run, with their times by stage and, for some of them, by rank. `stage_of(rank)`: the pipeline
-    coordinate of a rank."""
+    """For a limited number of a run's steps, the times by pipeline stage and, for some of these steps, by rank.
+    `stage_of(rank)`: the pipeline coordinate of a rank."""
 
     def __init__(self, stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of
@@ -72,7 +72,7 @@ class Phases:
         self.revision = 0  # increases whenever a step is added or removed
 
     def copy(self, stage_of: Callable[[int], int]) -> "Phases":
-        """An independent copy: adding records to this object does not change it."""
+        """A copy that does not change when records are added to the original."""
         still = Phases(stage_of)
         still._kept, still._by_rank = self._kept.copy(still._time), self._by_rank.copy(still._time)
         still._arriving = {step: arriving.copy() for step, arriving in self._arriving.items()}
@@ -125,7 +125,7 @@ class Phases:
 
     @property
     def steps(self) -> list[int]:
-        """The kept steps, in order."""
+        """The steps whose times are kept, ascending."""
         return self._kept.steps
 
     @property
@@ -140,11 +140,12 @@ class Phases:
         return self._by_rank.get(step)
 
     def slowest(self) -> int | None:
-        """The slowest kept step, ignoring the run's first step, which is always slow."""
+        """Of the steps whose times are kept, the one with the longest step time, ignoring the run's first step, which
+        is always slow."""
         return max((step for step in self._kept if step > 0), key=self._time, default=None)
 
     def time_ms(self, step: int) -> float | None:
-        """The step time of the slowest rank in a kept step."""
+        """The step time of the slowest rank in `step`; None if the times of this step are not kept."""
         kept = self._kept.get(step)
         return kept.step_ms if kept else None
 
@@ -173,7 +174,7 @@ class Phases:
 def phases_of(
     step: int, revision: int, step_ms: float, by_rank: ByRank, stage_of: Callable[[int], int]
 ) -> StepPhases:
-    """The spread of each quantity on each stage."""
+    """For one step, the median and the highest value of each quantity over the ranks of each pipeline stage."""
     places: dict[int, list[int]] = {}
     for at, rank in enumerate(by_rank.ranks):
         places.setdefault(stage_of(rank), []).append(at)
@@ -188,8 +189,8 @@ def phases_of(
 
 
 def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float]) -> Spread:
-    """The spread of a quantity over the ranks of a stage. `found`: the ranks' values; `places`: for each value, the
-    index of its rank in `ranks`."""
+    """The median and the highest value of a quantity over the ranks of a pipeline stage. `found`: the ranks' values;
+    `places`: for each value, the index of its rank in `ranks`."""
     if math.isnan(sum(found)):
         known = [(value, at) for value, at in zip(found, places, strict=True) if not math.isnan(value)]
         if not known:

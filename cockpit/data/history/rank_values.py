@@ -14,7 +14,8 @@ STEP, OWN = STEP_TIME.key, OWN_TIME.key  # the same keys as in `RankHistory`
 WAIT, IDLE = "wait:", "idle:"
 BUBBLE, BOUND = "bubble", "bound"
 """Quantities of a rank in a step: times in ms (the step, own time, each phase, exposed traffic of each axis), and the
-bubble, its bound and its parts as shares of the pipeline window."""
+bubble, its bound and its parts as fractions of the time from the start of the step's pipeline to the end of its last
+action."""
 NAN = math.nan
 
 
@@ -26,7 +27,7 @@ class ByRank:
     values: Mapping[str, "array[float]"]  # by quantity, in the order of `ranks`
 
     def of(self, rank: int) -> dict[str, float]:
-        """The quantities of a rank; empty if the rank has no record of the step."""
+        """The values of one rank by quantity; empty if the rank has no record of the step."""
         try:
             at = self.ranks.index(rank)
         except ValueError:
@@ -48,7 +49,7 @@ class ArrivingStep:
         return len(self._places)
 
     def copy(self) -> "ArrivingStep":
-        """An independent copy: adding records to this object does not change it."""
+        """A copy that does not change when records are added to the original."""
         still = ArrivingStep()
         still.revision, still.step_ms = self.revision, self.step_ms
         still._places = self._places.copy()
@@ -112,8 +113,8 @@ def values_of(records: list[Step]) -> ByRank:
 
 
 def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
-    """Each record's own time, as in `Step.own_ms` but computed from columns; NaN for a record without traffic
-    measurements."""
+    """The own time of each record: the step time without the waiting in collectives and for pipeline neighbours. The
+    same as `Step.own_ms`, but computed from columns; NaN for a record without traffic measurements."""
     waited = list(map(sum, zip(*waits.values(), strict=True)))
     if math.isnan(sum(waited)):  # not all ranks report the same axes
         return [record.own_ms if record.comm else math.nan for record in records]

@@ -27,7 +27,7 @@ Column = Sequence[float]  # one metric at one step, by position; NaN: no value
 
 
 class RankHistory:
-    """Values of each metric, step and rank.
+    """The value of each metric on each rank, at each of the newest steps.
 
     Each rank has a position: its index in `ranks`. The list `ranks` is in the order in which the ranks were first seen.
     The column of an early step may be shorter than `ranks`, because some ranks joined after this step.
@@ -168,7 +168,7 @@ class RankHistory:
 
     @property
     def phases(self) -> list[str]:
-        """Names of the phases, in the order in which ranks report them."""
+        """Names of the phases into which the ranks divide a step, in the order in which ranks report them."""
         return [key.removeprefix(PHASE) for key in self._keys if key.startswith(PHASE)]
 
     def metrics(self, newest: int | None = None) -> set[str]:
@@ -188,11 +188,12 @@ class RankHistory:
         return self._counts.get(step, (0, 0))[vital]
 
     def column(self, key: str, step: int) -> Column:
-        """The values of one metric at one step, by position of the rank; empty if the step is not kept."""
+        """The values of one metric at one step, in the order of `ranks`; empty if the step is not kept."""
         return self._frames.get(step, {}).get(key, ())
 
     def newest(self, key: str, count: int, to: int | None = None) -> list[Column]:
-        """The columns of the newest `count` steps up to step `to`, newest first."""
+        """The values of one metric on all ranks (a column) in each of the newest `count` steps up to step `to`, newest
+        first."""
         found: list[Column] = []
         for step, frame in reversed(self._frames.items()):
             if key in frame and (to is None or step <= to):
@@ -214,7 +215,7 @@ class RankHistory:
         return [(step, value) for step, value in pairs if value is not None]
 
     def copy(self) -> "RankHistory":
-        """An independent copy: adding records to this object does not change it."""
+        """A copy that does not change when records are added to the original."""
         still = RankHistory()
         still.revision, still.added = self.revision, self.added
         still.ranks, still.places = self.ranks[:], self.places.copy()

@@ -17,7 +17,7 @@ BYTES = 24 << 20
 
 @dataclass
 class _Kept:
-    """The timelines of one step. The timelines are kept encoded, because few of them are ever displayed."""
+    """The timelines of one step, encoded with msgpack to save memory. Few of them are ever displayed and decoded."""
 
     encoded: dict[int, bytes]  # by rank
     window_ms: float
@@ -35,7 +35,7 @@ class Timelines:
         self._newest: dict[int, int] = {}  # the newest step with a timeline, by rank
 
     def copy(self, time_of: Callable[[int], float | None]) -> "Timelines":
-        """An independent copy: adding records to this object does not change it."""
+        """A copy that does not change when timelines are added to the original."""
         still = Timelines(time_of)
         still._kept = self._kept.copy(still._time)
         for step in still._kept:
@@ -69,7 +69,7 @@ class Timelines:
 
     @property
     def steps(self) -> list[int]:
-        """The steps with timelines, in order."""
+        """The steps whose timelines are kept, ascending."""
         return self._kept.steps
 
     @property

@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
-A matrix contains the bytes that each rank sent to every other rank in one sampled step. The totals of a matrix, its
-sums by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has
-to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps
-only its totals, sums by node and largest pairs.
+A matrix contains the bytes that each rank sent to every other rank in one sampled step; a row contains those that one
+rank sent. The totals of a matrix, its sums by node and the largest pair of each tile (a square of ranks) are updated
+with each row, so that a screen never has to read all pairs. The newest matrices also keep their rows; an older matrix
+whose rows would exceed the bound keeps only its totals, sums by node and largest pairs.
 """
 
 from collections.abc import Container, Iterator
@@ -37,8 +37,8 @@ def hotter(pair: Pair) -> tuple[int, int, int]:
 
 @dataclass
 class Matrix:
-    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: a
-    counter, unique even if a resumed run repeats the step."""
+    """The all-to-all bytes of one step. `tile`: the side, in ranks, of the square tiles into which the matrix is
+    divided; 1 keeps every pair of ranks. `serial`: a counter, unique even if a resumed run repeats the step."""
 
     step: int
     tile: int
@@ -53,7 +53,8 @@ class Matrix:
     condensed: bool = False
 
     def add(self, row: Peers, hosts: dict[int, str]) -> bool:
-        """Add the row of one rank. Returns False if the matrix already has this row."""
+        """Add the bytes that one rank sent to each other rank (a row of the matrix). Returns False if the matrix
+        already has this row."""
         source = row.rank
         if source in self.sent:
             return False
@@ -104,7 +105,7 @@ class Matrix:
         self.rows = EncodedRecords(Peers)
 
     def copy(self) -> "Matrix":
-        """An independent copy: adding rows to this matrix does not change it."""
+        """A copy that does not change when rows are added to the original."""
         return replace(
             self,
             rows=self.rows.copy(),
@@ -130,7 +131,8 @@ class Matrix:
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
         """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: yield only
-        the pair with the most bytes in each tile; a condensed matrix contains no other pairs."""
+        the pair with the most bytes in each tile; a matrix whose rows were dropped (`condense`) contains no other
+        pairs."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:
@@ -143,7 +145,8 @@ class Matrix:
                         yield Pair(to.bytes, source, to.peer)
 
     def bytes_between(self, source: int, destination: int) -> int | None:
-        """Bytes of one pair; None if its row is missing or the matrix does not keep this pair."""
+        """Bytes that `source` sent to `destination`; None if the row of `source` is missing or the matrix does not keep
+        this pair."""
         if source not in self.sent:
             return None
         largest = self.tiles.get((source // self.tile, destination // self.tile))
@@ -158,8 +161,9 @@ class Matrix:
 
 
 def tile_of(world: int) -> int:
-    """Number of ranks per side of a tile: the smallest power of two that gives at most `TILES` tiles per side. Because
-    this number is a power of two, larger squares on the screen consist of whole tiles."""
+    """The side of a tile, in ranks: the smallest power of two that divides a matrix of `world` ranks into at most
+    `TILES` tiles per side. Because this number is a power of two, larger squares on the screen consist of whole
+    tiles."""
     return 1 << (max(1, -(-world // TILES)) - 1).bit_length()
 
 
@@ -204,7 +208,7 @@ class TrafficHistory:
             self._newest[rank] = min(newest, step - 1)
 
     def copy(self) -> "TrafficHistory":
-        """An independent copy: updates noted in this history do not change it."""
+        """A copy that does not change when updates are added to the original."""
         still = TrafficHistory()
         still.matrices = {step: matrix.copy() for step, matrix in self.matrices.items()}
         still._newest, still._hosts = self._newest.copy(), self._hosts.copy()

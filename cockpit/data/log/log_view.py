@@ -25,8 +25,8 @@ FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; an entry matches if
-    its text or its source contains `text`, ignoring case."""
+    """Selects the entries that the log screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; an
+    entry matches if its text or its source contains `text`, ignoring case."""
 
     kind: int = 0
     level: int = 0
@@ -91,7 +91,8 @@ class LogGroup:
 
 
 def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
-    """The entries that pass the filter, with consecutive equal entries grouped; oldest first."""
+    """The entries that pass the filter, with consecutive entries grouped if they differ only in numbers or report the
+    same alert (`_sameness`); oldest first."""
     ends = ended_after(entries)
     found: list[LogGroup] = []
     before: tuple[object, ...] | None = None

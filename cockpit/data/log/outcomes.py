@@ -33,7 +33,8 @@ def reverted_text(command: CommandState) -> str:
 
 
 def command_text(command: CommandState) -> str:
-    """The outcome of a proposal, in one line."""
+    """A proposal in one line: its changes, its state, its revision, and the reasons given by the hub and the
+    operator."""
     text = f"{changes_text(command)} · {command.state}"
     if command.state == "applied":
         text += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
@@ -61,8 +62,8 @@ def trial_progress(trial: TrialState) -> str:
 
 
 def ratio_text(trial: TrialState) -> str:
-    """The relative change in step time, such as ``-8.3 % (95 %: -10.1 % to -6.2 %)``; "" before the trial is
-    decided."""
+    """The relative change in step time, such as ``-8.3 % (95 %: -10.1 % to -6.2 %)``; "" if the trial has no result
+    yet."""
     if trial.ratio is None or trial.low is None or trial.high is None:
         return ""
     measured, low, high = (format.excess(ratio - 1, 1) for ratio in (trial.ratio, trial.low, trial.high))
@@ -88,8 +89,8 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Brought:
-    """The effect of an applied change on one quantity: its value before and after and, if a preview was
-    checked, the predicted value.
+    """The effect of an applied change on one quantity: the values measured before and after the change and, if a
+    preview of the change was compared with them, the predicted interval.
     """
 
     quantity: str  # a name with its unit, as in `agents.protocol.Estimate`
@@ -107,8 +108,8 @@ class Brought:
 
 def brought(state: RunState, command: CommandState) -> list[Brought]:
     """The measured effect of an applied change: the values with which its preview was compared or, if it was not
-    compared, the median step time before and after the change. Empty if the change is not applied, or if too few steps
-    are known.
+    compared, the median step time before and after the change. Empty if the change is not applied, or if fewer than
+    `FEWEST` steps were measured before or after it.
     """
     if command.state != "applied" or command.applied_step is None:
         return []

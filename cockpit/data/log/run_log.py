@@ -43,7 +43,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of the log. `step`: the training step that the entry refers to, if any."""
+    """One line of the run's log, such as an event, a knob change or an alert. `step`: the training step that the entry
+    refers to, if any."""
 
     time_s: float
     level: EventLevel
@@ -59,8 +60,8 @@ class LogEntry:
 
     @property
     def headline(self) -> str:
-        """The text of the entry. Generated text is preceded by the word `sample`, because it may look like another
-        entry."""
+        """The entry's text as the log screen shows it. Text that the model generated is preceded by the word `sample`,
+        because it may look like another entry."""
         return f"{self.kind.value} {self.text}" if self.kind is Kind.SAMPLE else self.text
 
     @property
@@ -78,14 +79,15 @@ class LogEntry:
 
     @property
     def rank(self) -> int | None:
-        """The rank that the entry is about."""
+        """The rank that the event names in its facts, if any."""
         rank = self.facts.get("rank")
         return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A step to mark on the curves: one at which a knob change was applied, or one that the user marked."""
+    """A step with a mark on the curves screen: a step at which a knob change was applied, or one that the user
+    marked."""
 
     step: int
     label: str
@@ -115,7 +117,8 @@ class Dated:
         self._steps = [summary.step for summary in summaries]
 
     def step(self, time_s: float) -> int | None:
-        """The newest step that had ended at `time_s`; None before the first kept step."""
+        """The newest step that had ended at `time_s`; None if `time_s` is before the first step whose summary is
+        kept."""
         place = bisect_right(self._times, time_s)
         return self._steps[place - 1] if place else None
 

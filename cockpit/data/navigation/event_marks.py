@@ -20,8 +20,8 @@ FEWEST = 3  # minimum number of values on each side
 
 @dataclass(frozen=True)
 class MarkKind:
-    """How a kind of mark is shown. `vertical`: the glyph of the mark's vertical line in a chart; "" for marks that are
-    shown only in the lane below the chart.
+    """A kind of mark on the curves: its name, and the glyphs with which it is drawn. `vertical`: the glyph of the
+    mark's vertical line in a chart; "" for marks that are shown only in the row of marks below the charts.
     """
 
     word: str
@@ -85,7 +85,7 @@ def _mark(entry: LogEntry, kind: MarkKind) -> CurveMark | None:
 
 
 def changes_of(entry: LogEntry) -> str:
-    """The changes of a command, who made them, and why."""
+    """Text with the knob values that a command changed, who sent it, and why."""
     assert entry.command is not None
     reason = f" “{format.clean(entry.command.reason)}”" if entry.command.reason else ""
     return f"{changes_text(entry.command)} · {entry.source}{reason}"
@@ -98,7 +98,7 @@ def glyph_of(mark: CurveMark) -> str:
 
 def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
     """The change of a metric at a step, such as ``2.31 → 4.02 (+74 %)``, from the medians over the steps before and
-    after it; "" if too few steps are known. A `~` marks a change that is computed from bucketed values."""
+    after it; "" if too few steps have a value. A `~` marks a change that is computed from bucketed values."""
     before: list[float] = []
     after: list[float] = []
     rough = False

@@ -67,8 +67,8 @@ def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool =
 
 
 def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> Jump:
-    """The jump to a target of this `kind`; `found` contains its name or numbers. Raises JumpError if the run does not
-    have this step, rank, layer, expert or mark."""
+    """The jump to a target whose `kind` is, for example, "step" or "rank"; `found` contains the target's name or
+    numbers. Raises JumpError if the run does not have this step, rank, layer, expert or mark."""
     if kind == "mark":
         return _mark(found[0], store)
     numbers = [int(one) for one in found]

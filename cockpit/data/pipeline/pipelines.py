@@ -39,7 +39,8 @@ class Lane:
 
     @property
     def idle(self) -> float | None:
-        """The share of the window in which this lane is idle."""
+        """The share of the pipeline's time in a step, from its start to the end of the last action, in which this lane
+        is idle."""
         return max(0.0, 1.0 - self.busy_ms / self.window_ms) if self.window_ms else None
 
     @cached_property
@@ -62,7 +63,7 @@ class Lane:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """The lanes of one replica in one step."""
+    """The pipeline of one replica in one step, as a list of lanes: the actions of each rank or stage."""
 
     step: int
     label: str  # the coordinates that identify the replica, such as ``dp0 tp1``
@@ -86,7 +87,7 @@ class Pipeline:
         return max((action.stage for lane in self.lanes for action in lane.actions), default=0)
 
     def by_stage(self) -> "Pipeline":
-        """The same pipeline with a lane for each stage."""
+        """The same pipeline with a lane (a row of the timeline) for each stage instead of one for each rank."""
         lanes = [
             Lane(
                 lane.pp,
@@ -111,14 +112,16 @@ class Pipeline:
 
 
 def stage_count(store: Store) -> int:
-    """The number of pipeline coordinates; 1 in a run without pipeline parallelism."""
+    """The number of coordinates on the axis pp, that is, of ranks in one pipeline; 1 in a run without pipeline
+    parallelism."""
     return store.once(
         "stage count", (Topic.GRID,), lambda: len({store.stage_of(rank) for rank in store.state.hellos})
     )
 
 
 def pipelines(store: Store, step: int | None) -> list[Pipeline]:
-    """The pipelines whose timelines are kept for a step, the one with the longest window first."""
+    """The pipelines whose timelines are kept for a step, in descending order of the time at which their last action
+    ends."""
     found = store.timelines.at(step)
     if step is None or not found:
         return []
@@ -157,7 +160,7 @@ def replica_of(store: Store, rank: int | None) -> str | None:
 
 
 def lane_of(pp: int, timeline: Timeline | None) -> Lane:
-    """A lane with all actions of a timeline."""
+    """A lane with all actions of a rank's timeline."""
     if timeline is None:
         return Lane(pp, None)
     actions = tuple(sorted(timeline.actions, key=lambda action: (action.start_ms, action.end_ms)))
@@ -165,8 +168,8 @@ def lane_of(pp: int, timeline: Timeline | None) -> Lane:
 
 
 def uneven(pipeline: Pipeline) -> list[tuple[Lane, float]]:
-    """Lanes that are busy longer than the median lane by more than `UNEVEN`, each with its `excess`, the largest
-    first."""
+    """Lanes (ranks or stages) whose busy time exceeds the median by more than the fraction `UNEVEN`, each with its
+    `excess`, the largest first."""
     lanes = [lane for lane in pipeline.lanes if lane.actions]
     middle = _middle(lanes)
     if not middle or len(lanes) < 2:
@@ -180,7 +183,8 @@ def _middle(lanes: list[Lane]) -> float | None:
 
 
 def excess(pipeline: Pipeline, lane: Lane) -> float | None:
-    """How much longer a lane is busy than the median lane, as a fraction: 0.18 is 18 %."""
+    """By which fraction a lane's busy time exceeds the median over the lanes (ranks or stages) of the pipeline: 0.18 is
+    18 %."""
     middle = _middle([one for one in pipeline.lanes if one.actions])
     return lane.busy_ms / middle - 1 if middle and lane.actions else None
 
@@ -196,7 +200,7 @@ class At:
 
 
 def at(lane: Lane, ms: float) -> At:
-    """The action or the gap of `lane` at time `ms`."""
+    """The action that runs in `lane` at time `ms`, or the idle gap around this time."""
     before = 0.0
     for action in lane.actions:
         if ms < action.start_ms:
@@ -208,7 +212,7 @@ def at(lane: Lane, ms: float) -> At:
 
 
 def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
-    """The content of a lane at time `ms` as one line of text."""
+    """What a lane (a rank or stage) does at time `ms`, as one line of text."""
     if lane.rank is None:
         return f"{lane.label} · no timeline of this stage was sampled"
     here = at(lane, ms)

@@ -1,7 +1,9 @@
-"""Compares one step with the usual step: which times grew, on which rank or stage, and what happened at that step.
+"""Compares the times of one step with those of a usual step: which times grew, on which rank or stage, and what
+happened at that step.
 
-The times of the usual step are medians over the kept steps with the same knob values. Own time identifies the slow
-rank, because step time and time in collectives grow on every rank when a single rank is slow.
+The times of the usual step are medians over the kept steps with the same knob values or, if these are too few, over all
+kept steps. Own time identifies the slow rank, because step time and time in collectives grow on every rank when a
+single rank is slow.
 """
 
 import math
@@ -32,7 +34,8 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """How long one quantity took in the compared step and in the usual step, on the stage where it grew most."""
+    """One time of a step, such as forward or waiting, in the compared step and in the usual step (the median over kept
+    steps), on the stage where this time grew most."""
 
     quantity: str
     stage: int
@@ -48,9 +51,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. `values`: for each quantity and stage, the usual median and the usual maximum over the ranks of
-    the stage, where "usual" means the median over the steps.
-    """
+    """The usual step: medians over `steps` kept steps. `values`: for each time (such as forward) and stage, the median
+    over the ranks of the stage and the maximum over these ranks, each as its median over the steps."""
 
     steps: int
     step_ms: float
@@ -60,7 +62,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step compared with the usual step."""
+    """The times of a step (`phases`) compared with their medians over the kept steps (`usual`)."""
 
     phases: StepPhases
     usual: Usual
@@ -74,9 +76,8 @@ class Comparison:
 
 
 def phases_at(store: Store, step: int | None) -> StepPhases | None:
-    """The times of a step by stage, in compact form. For a step that has just been reported, these times are computed
-    from the records of the ranks.
-    """
+    """The times of a step by stage: for each stage and time, the median and the highest value over the stage's ranks.
+    For a step that has just been reported, these times are computed from the records of the ranks."""
     kept = store.phases.get(step)
     if kept or step is None:
         return kept
@@ -112,8 +113,8 @@ def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
 
 
 def usual(store: Store, revision: int) -> Usual | None:
-    """The usual times of a step, from the kept steps with the knob values of `revision` or, if these steps are too few,
-    from all kept steps. None if fewer than `FEWEST` steps are kept."""
+    """The medians of a step's times over the kept steps with the knob values of `revision` or, if these steps are too
+    few, over all kept steps. None if fewer than `FEWEST` steps are kept."""
     return store.once(("usual", revision), (), lambda: _usual(store, revision), store.phases.revision)
 
 
@@ -140,7 +141,7 @@ def _usual(store: Store, revision: int) -> Usual | None:
 
 
 def compare(store: Store, step: int | None) -> Comparison | None:
-    """Compare a step with the usual step; None if the step is not kept or there is no usual step yet."""
+    """Compare a step with the medians over the kept steps; None if this step is not kept, or too few steps are."""
     phases = phases_at(store, step)
     against = usual(store, phases.revision) if phases else None
     if phases is None or against is None:
@@ -180,10 +181,9 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """`growth` measured against the rank's own usual value, if enough steps with per-rank values are kept; otherwise
-    `growth` unchanged. Another rank of the stage may be slow at every step, so the usual maximum over the stage is not
-    a valid reference for this rank.
-    """
+    """`growth` relative to the median of the same rank's values in other steps, if enough steps with per-rank values
+    are kept; otherwise `growth` unchanged. The maximum over the stage is no valid reference for this rank, because
+    another rank of the stage may be slow at every step."""
     if growth.whole:
         return growth
     found = []
@@ -286,7 +286,7 @@ def summary_at(store: Store, step: int) -> Summary | None:
 
 
 def happened(store: Store, step: int) -> list[str]:
-    """What happened at a step: changes, alerts and other log entries, and unusually high values in the step's
+    """What happened at a step: knob changes, alerts and other log entries, and unusually high values in the step's
     summary."""
     found = [
         f"{entry.kind.value}: {entry.text.removeprefix('over: ')}"
@@ -298,10 +298,9 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps whose comparison lists a log entry. A step that was estimated from the entry's time had already ended
-    at that time, so the entry belongs to the next step. An alert may be raised one step late, so it is also listed for
-    the previous step.
-    """
+    """The steps at which a log entry is listed as an event, in the comparison of the step with the usual step. A step
+    that was estimated from the entry's time had already ended at that time, so the entry belongs to the next step. An
+    alert may be raised one step late, so it is also listed for the previous step."""
     if entry.estimated:
         return (step + 1,)
     return (step - 1, step) if entry.kind is Kind.ALERT else (step,)

@@ -1,4 +1,4 @@
-"""The facts about one rank, each with the median of the rank's peers, and why the rank is slow."""
+"""The metrics of one rank, each with the median of the rank's peers, and the reasons why the rank is slow."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -89,8 +89,8 @@ def _facts(store: Store, rank: int, at: int | None) -> Iterator[Fact]:
 
 
 def _peer_group(store: Store, rank: int) -> tuple[list[int], Gather]:
-    """The ranks that do the same work as `rank`, and a `Gather` that picks the values of these ranks from a column of
-    the history."""
+    """The ranks of the same pipeline stage as `rank`, including `rank`, and a `Gather` that picks the values of these
+    ranks from a column of the history."""
     places = store.rank_history.places
 
     def compute() -> tuple[list[int], Gather]:
@@ -118,8 +118,8 @@ def _values(
 
 
 def _baseline(known: list[float], value: float) -> float | None:
-    """The median of the peers; in a group of two, the value of the other rank. `known` is sorted and includes
-    `value`.
+    """The median of the peers' values; in a group of two ranks, the value of the other rank. `known`: the sorted values
+    of all ranks of the group, including `value`, that of the rank itself.
     """
     if len(known) < 2:
         return None

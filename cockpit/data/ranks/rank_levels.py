@@ -11,7 +11,7 @@ SEVERITY = {Level.BAD: 3, Level.WARN: 2, Level.NOTE: 1, Level.GOOD: 0}
 
 
 def levels_of(store: Store, metric: Metric, readings: Readings) -> dict[int, Level]:
-    """The level of each rank: lost, slow or stalled, without data, or good."""
+    """The severity level of each rank, from worst to best: lost, slow or stalled, without data, good."""
     ranks = readings.ranks
     levels = dict.fromkeys(ranks, Level.GOOD)
     for rank, value in zip(ranks, readings.values_, strict=True):
@@ -38,7 +38,8 @@ def levels_of(store: Store, metric: Metric, readings: Readings) -> dict[int, Lev
 
 
 def worst_first(metric: Metric, readings: Readings, levels: dict[int, Level]) -> list[int]:
-    """The ranks sorted by level, most severe first; within a level, the rank with the worst deviation comes first."""
+    """The ranks sorted by severity level, most severe first; within a level, the rank with the worst deviation comes
+    first."""
     towards = metric.worse or 1
     order = sorted(
         zip(readings.ranks, readings.deviations, strict=True),

@@ -1,4 +1,5 @@
-"""The worst deviation in each group of ranks at each kept step, computed a few steps at a time."""
+"""For each group of ranks and each step in the history, the worst deviation of a metric from its reference (the peers'
+median or the rank's own earlier steps); computed a few steps at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ Row = Sequence[int]  # ranks of one row
 
 @dataclass
 class RowHistory:
-    """The worst value of each row at each kept step. `complete` is false until all requested steps are computed."""
+    """For each row of ranks on the screen, the worst value of a metric at each step. `complete` is false until all
+    requested steps are computed."""
 
     _key: object = None
     _done: dict[int, list[float]] = field(default_factory=dict)  # by step
@@ -26,9 +28,10 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """For each step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, the
-        value of a row is the highest value of its ranks, or the lowest if less is worse. NaN: no value. The newest
-        steps are computed first. One call computes a limited number of steps; later calls compute the rest."""
+        """For each step, one value for each row of ranks: the metric's deviation on the rank of the row where it is
+        worst. With `Against.NOTHING`, it is the metric's highest value in the row, or the lowest if less is worse. NaN:
+        no value. The newest steps are computed first. One call computes a limited number of steps; later calls compute
+        the rest."""
         history = store.rank_history
         key = (
             *(
@@ -58,7 +61,7 @@ class RowHistory:
 
 
 class _Computer:
-    """Computes the value of each row at a step."""
+    """Computes one value for each row of ranks at a step."""
 
     def __init__(self, store: Store, metric: Metric, against: Against, rows: Sequence[Row]) -> None:
         self._metric, self._against = metric, against
@@ -91,8 +94,9 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """Split `ranks` into at most `rows` rows of consecutive ranks. `band`: the number of consecutive ranks that form a
-    band; if there are enough rows, no row contains ranks of two bands.
+    """Split `ranks` into at most `rows` screen rows, each with consecutive ranks. `band`: the number of consecutive
+    ranks that belong together, such as those of a pipeline stage or a node; if there are enough rows, no row contains
+    ranks of two such bands.
     """
     if not ranks or rows < 1:
         return ()

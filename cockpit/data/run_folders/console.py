@@ -56,7 +56,7 @@ def console_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of output. `number`: the index of the line among the lines that were read, from 0."""
+    """One line of a console output file. `number`: the index of the line among the lines that were read, from 0."""
 
     number: int
     text: str
@@ -142,7 +142,7 @@ class Console:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start reading the output, because it is now visible."""
+        """Start reading the output files; called when a screen begins to show them."""
         if self.folder is None:
             return
         self._wanted.set()

@@ -18,7 +18,7 @@ MOST_CHANGES = 12  # maximum number of listed changes; the newest are listed
 
 @dataclass(frozen=True)
 class Change:
-    """An applied change, or a settled trial, and its effect."""
+    """A knob change that was applied, or a trial that has ended, and its effect."""
 
     text: str
     step: int | None
@@ -29,7 +29,8 @@ class Change:
 
 @dataclass(frozen=True)
 class FinalSummary:
-    """The steps that a run has done, its losses, and its changes. Unknown values are None."""
+    """The number of steps that a run has done, its wall time, its last and lowest loss, and its knob changes. Unknown
+    values are None."""
 
     run: str
     simulated: bool
@@ -45,7 +46,7 @@ class FinalSummary:
 
 
 def has_ended(store: Store) -> bool:
-    """Whether every rank has left."""
+    """Whether the run has ended or failed, after at least one step."""
     return store.link in (LinkState.ENDED, LinkState.FAILED) and store.step is not None
 
 
@@ -79,7 +80,8 @@ def _wall_s(store: Store) -> float | None:
 
 
 def _changes(store: Store) -> Iterator[Change]:
-    """Applied changes and settled trials, oldest first. A change made by a trial is not listed separately."""
+    """Applied knob changes and trials that have ended (without failed ones), oldest first. A change made by a trial is
+    not listed separately."""
     trials = [trial for trial in store.state.trials.values() if trial.settled and trial.state != "failed"]
     tried = {trial.revision for trial in trials}
     commands = [
@@ -121,7 +123,7 @@ def duration_text(seconds: float) -> str:
 
 
 def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
-    """The summary as (label, text) pairs; the changes come last."""
+    """The summary as (label, text) pairs; the knob changes come last."""
     of = f" of {format.grouped(found.planned)}" if found.planned else ""
     yield "steps", f"{format.grouped(found.steps)}{of}"
     yield "wall time", format.MISSING if found.wall_s is None else duration_text(found.wall_s)

@@ -11,7 +11,8 @@ from cockpit.data.sources.recorded import open_recording
 
 @dataclass(frozen=True)
 class NextRun:
-    """A run to open. `live`: attach to its hub; otherwise play its recording."""
+    """A run to open. If `live` is true, the cockpit attaches to the run's hub; otherwise it plays the run's
+    recording."""
 
     folder: Path
     live: bool

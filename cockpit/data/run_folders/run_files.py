@@ -44,7 +44,8 @@ class RunFiles:
 
 
 def read_files(folder: Path) -> RunFiles:
-    """Read a run's folder. Files that cannot be read are left out."""
+    """Look up the files of `NAMES` in a run's folder, and read its layout file and its `hub.json`. Files that cannot be
+    read are left out."""
     sizes: dict[str, int | None] = {}
     for word, name in NAMES.items():
         try:

@@ -23,7 +23,8 @@ MOST_NAMED = 6  # maximum number of hosts or devices that are listed by name
 
 @dataclass(frozen=True)
 class Fact:
-    """One line: a label, its text, and the value for JSON. If `value` is None, the JSON value is the text."""
+    """One line of the info screen: a label, its text, and the value for JSON. If `value` is None, the JSON value is the
+    text."""
 
     label: str
     text: str
@@ -39,15 +40,16 @@ class Fact:
 
 @dataclass(frozen=True)
 class Section:
-    """Facts under one heading."""
+    """Lines of the info screen under one heading."""
 
     title: str
     facts: tuple[Fact, ...]
 
 
 def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]:
-    """The known settings and paths of the run in `store`. `files`: the files in the run's folder; None if the folder is
-    not on this machine. `target`: the name of the run for `cockpit attach`.
+    """The settings and file paths of the run in `store`, as far as its ranks report them or its folder contains them.
+    `files`: the files in the run's folder; None if the folder is not on this machine. `target`: the name of the run for
+    `cockpit attach`.
     """
     found = [Section(title, tuple(facts(store, files, target))) for title, facts in SECTIONS.items()]
     return [section for section in found if section.facts]

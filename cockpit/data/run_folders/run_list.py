@@ -276,7 +276,7 @@ def bytes_text(size: int) -> str:
 
 
 def status_text(run: ListedRun) -> str:
-    """The state in words, with a label if the run is simulated."""
+    """The run's state as the list shows it, such as `ended`, followed by `SIMULATED` if the run is simulated."""
     return f"{run.status.value} SIMULATED" if run.simulated else run.status.value
 
 
@@ -291,7 +291,7 @@ def loss_text(run: ListedRun) -> str:
 
 
 def age_text(run: ListedRun, now_s: float) -> str:
-    """The age of the newest data as text; in days if it is at least two days."""
+    """The time since the run's newest data was written, as text; in days if it is at least two days."""
     age_s = run.age_s(now_s)
     if age_s is None:
         return format.MISSING

@@ -136,8 +136,8 @@ def request_low_bandwidth(client: Client) -> None:
 
 
 class Connection:
-    """A client and the store that the client fills, for headless commands. As a context manager, it closes the client
-    at the end."""
+    """A client and the store that the client fills, for commands without a screen. As a context manager, it closes the
+    client at the end."""
 
     def __init__(
         self,
@@ -154,7 +154,8 @@ class Connection:
         self._resets = 0
 
     def poll(self, timeout_s: float = POLL_S) -> bool:
-        """Receive updates into `last` and the store. Return True if a snapshot replaced the state."""
+        """Receive updates, apply them to the store, and keep them in `last`. Return True if a snapshot replaced the
+        store's state."""
         updates = self.client.poll(timeout_s)
         rebuilt = self.client.resets != self._resets
         with self.store.lock:

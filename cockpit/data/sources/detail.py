@@ -98,8 +98,8 @@ class DetailReader:
                 store.curve_view.set_detail(view, detail)
 
     def _cancelled(self, store: Store, view: View) -> bool:
-        """Whether to stop reading. This method is called between two rows of the recording, and also lets other threads
-        run.
+        """Whether to stop reading the steps of `view`, because `stop` was called or the chart now shows other steps.
+        This method is called between two rows of the recording, and also lets other threads run.
         """
         shown = store.curve_view
         moved = shown.steps is None or (shown.steps != view and not shown.follows)

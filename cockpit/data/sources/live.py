@@ -33,9 +33,9 @@ def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
 
 
 def _has_rejoined(new: RunState, old: RunState, rebuilt_s: float) -> bool:
-    """Whether the screen can show the state `new` instead of `old`, because enough ranks are in `new`. After a restart
-    of the hub, the ranks join again within seconds. Until then, the screen continues to show the old state, with its
-    age. If no rank joins, for example because the run has ended, the screen keeps the old state."""
+    """Whether the screen can show `new`, the state since a restart of the hub, instead of `old`, the state before it.
+    After a restart, the ranks join again within seconds; until then, the screen continues to show the old state, with
+    its age. If no rank joins, for example because the run has ended, the screen keeps the old state."""
     if len(new.hellos) >= len(old.hellos):
         return True
     return bool(new.hellos) and time.monotonic() - rebuilt_s > REJOIN_S

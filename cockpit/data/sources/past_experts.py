@@ -25,7 +25,7 @@ def add_past(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Append to `history` the recorded loads of the steps after its last step, up to the update with sequence number
-    `seq` in the hub epoch `epoch`."""
+    `seq` of the hub process `epoch`."""
     after = history.loads[-1].last if len(history.loads) else -1
     for update in records_before(recording, KINDS, epoch, seq, after, MOST_BYTES, cancelled):
         if isinstance(update, Experts | Loads):

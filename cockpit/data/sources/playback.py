@@ -1,4 +1,5 @@
-"""Playback source: fills a store from a recording, paused or at 0.25 to 1024 times the recorded speed."""
+"""Playback source: updates a store, from which the screens are drawn, with the contents of a recording, at 0.25 to 1024
+times the recorded speed or paused."""
 
 import queue
 import threading
@@ -29,8 +30,9 @@ Move = Callable[[Replay], None]
 
 
 class Playback:
-    """Source that plays `recording` into a store, from the beginning or paused at `begin`. The source rejects every
-    request. Any thread may call the methods that move the position; the thread of this source executes them."""
+    """Source that plays `recording` into a store, from the beginning or paused at `begin`. The source rejects preview
+    queries and changes of knobs. Any thread may call the methods that move the position; they are queued, and the
+    thread of this source executes them."""
 
     operator = False
     owns_run = False
@@ -207,16 +209,17 @@ class Playback:
                         store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
-        """Whether to stop reading the detail of `view`: `stop` was called, a move is waiting, or the curves now show
-        another range of steps."""
+        """Whether to stop reading the values at every step of the range `view`: `stop` was called, a call such as
+        `go_to` is queued, or the curves now show another range of steps."""
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:
-        """Whether `stop` was called or a move is waiting to be executed."""
+        """Whether `stop` was called, or a call such as `go_to` or `toggle` is queued."""
         return self._stop.is_set() or not self._moves.empty()
 
     def _moved(self, replay: Replay) -> bool:
-        """Execute the requested moves, or wait for a tick; True if the position changed."""
+        """Execute the queued calls such as `go_to`; if there is none, wait for one for at most `TICK_S` seconds. Return
+        True if the position changed."""
         place = replay.resets, replay.epoch, replay.seq
         try:
             move = self._moves.get(timeout=TICK_S)
@@ -228,8 +231,8 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """A predicate for the `Moment`s of a replay, to be called in order. It returns False up to and including the next
-    step summary, and True afterwards.
+    """A predicate for `Replay.forward`, which calls it with each recorded update in order. It returns False up to and
+    including the next step summary, and True afterwards.
     """
     found = False
 

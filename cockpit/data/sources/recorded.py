@@ -44,7 +44,8 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
-    """The recording of a run. Raises CockpitError if the recording does not exist or cannot be read."""
+    """Open the recording of the run that `folder_of` finds. Raises CockpitError if the recording does not exist or
+    cannot be read."""
     folder = folder_of(run)
     try:
         check_readable(folder)
@@ -122,7 +123,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run at one moment: now, or at a position of its recording."""
+    """The state of a run at one moment: now, or at a position of its recording."""
 
     store: Store
     epoch: str

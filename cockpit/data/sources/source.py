@@ -1,5 +1,5 @@
-"""The interface (`Protocol`) of sources. A source fills a store and takes requests; it reads a live run, a starting run
-or a recording."""
+"""The interface (`Protocol`) of sources. A source copies the state of a run into a `Store`, from which the screens are
+drawn, and takes the user's requests to that run; it reads a live run, a starting run or a recording."""
 
 import traceback
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class ViewerError(PermissionError):
 
 
 class Source(Protocol):
-    """Fills a store from its own thread, until `stop` is called."""
+    """Keeps a `Store` up to date with the state of a run, from its own thread, until `stop` is called."""
 
     operator: bool
     owns_run: bool  # whether the run ends when this cockpit exits
@@ -35,7 +35,8 @@ class Source(Protocol):
         ...
 
     def ask(self, asked: Request) -> None:
-        """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
+        """Send a proposal of knob values, the start of a trial, the decision to keep or revert a trial, or a preview
+        query. The outcome arrives in the store, under the id of the request.
 
         Returns at once. A new preview query replaces the previous one. Raises ViewerError if the source rejects the
         request.

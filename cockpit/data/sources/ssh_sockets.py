@@ -21,7 +21,8 @@ FILE_BYTES = 64 << 10
 
 
 class Forwarded(Struct, frozen=True):
-    """The content of `forwarded.json` in the directory of the sockets."""
+    """Which run the forwarded sockets lead to, and their endpoints; stored as `forwarded.json` in the directory of the
+    sockets."""
 
     target: str  # the URL of the run
     endpoints: Endpoints  # of the local sockets; with the hub's public key if the hub needs a key

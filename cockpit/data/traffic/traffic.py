@@ -17,8 +17,8 @@ UNBALANCED = 1.5
 
 
 def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
-    """The unit of a column and its size in bytes: the largest unit in which `most` is at least ten, but never smaller
-    than `least`."""
+    """The unit in which a column shows bytes, such as MB, and its size in bytes: the largest unit in which the value
+    `most` is at least ten, but no smaller unit than `least`."""
     for unit, size in UNITS:
         if most >= 10 * size or unit == least:
             return unit, size
@@ -37,8 +37,9 @@ class Most(NamedTuple):
 
 @dataclass(frozen=True)
 class Balance:
-    """How evenly the traffic of one matrix is spread over the ranks. `between_nodes`: share of the bytes that are sent
-    between nodes; None if a host is unknown. `mean_pair`: mean bytes over the pairs that exchange data.
+    """How evenly the bytes of one traffic matrix (sender x receiver) are spread over the ranks. `between_nodes`: the
+    fraction of the bytes that is sent between nodes; None if the host of a rank is unknown. `mean_pair`: mean bytes
+    over the pairs that exchange data.
     """
 
     total: int
@@ -83,7 +84,7 @@ def _most(sizes: Mapping[int, int], count: int) -> Most:
 
 
 def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
-    """The result of `balance` for a matrix in the store, recomputed only when the matrix has changed."""
+    """The result of `balance` for a traffic matrix of the run, recomputed only when the matrix has changed."""
     return store.once(("balance", matrix.step), (), lambda: balance(matrix), also=matrix.version)
 
 
@@ -113,7 +114,8 @@ def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
 
 
 def sampled_rows(store: Store, matrix: Matrix) -> int:
-    """Number of ranks whose row of the traffic matrix is known."""
+    """Number of ranks that have reported how many bytes they sent to each rank, that is, their row of the traffic
+    matrix."""
     return len(matrix.sent) + len(idle_ranks(store, matrix))
 
 
@@ -149,7 +151,7 @@ def axes_with_traffic(comm: Mapping[str, Traffic]) -> list[str]:
 
 
 def summary_at(store: Store, step: int | None) -> Summary | None:
-    """The summary of a step (None: the newest step); None if the state does not keep that step."""
+    """The summary of a step (None: the newest step); None if the client does not have the summary of that step."""
     summaries = store.state.summaries
     if step is None:
         return store.summary
@@ -186,7 +188,7 @@ class AxisTraffic:
 
 
 def by_axis(summary: Summary, world: int) -> list[AxisTraffic]:
-    """The axes with traffic in a step."""
+    """The traffic of each axis over which ranks sent data in a step."""
     comm = summary.comm
     axes = axes_with_traffic(comm)
     return [AxisTraffic(axis, comm[axis], summary.step_ms, world) for axis in axes]

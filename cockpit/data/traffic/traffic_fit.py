@@ -5,8 +5,8 @@ A sample is one step: the bytes that a rank sends over the axis, and the time th
 both as means over ranks. An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of
 one micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta only if the
 bytes differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The uncertainty
-is a jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The
-interval is wide if few steps determine the fit.
+is a jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The 90
+% interval of a fitted value is wide if only few steps determine the value.
 """
 
 import math
@@ -58,9 +58,9 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """The model fitted to the steps of one axis. `start_ms`: ms per micro-batch; None if the number of micro-batches
-    did not vary. `ms_per_byte`: ms per byte that a rank sends; None if the bytes did not vary enough. `spread`: range
-    of the bytes divided by their mean."""
+    """The fitted model of the time that a step spends in the collectives of one axis. `start_ms`: ms per micro-batch;
+    None if the number of micro-batches did not vary. `ms_per_byte`: ms per byte that a rank sends; None if the bytes
+    did not vary enough. `spread`: range of the bytes divided by their mean."""
 
     samples: int
     left_out: int
@@ -72,13 +72,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class NoFit:
-    """Why there is no fit."""
+    """The reason why no model was fitted for an axis."""
 
     why: str
 
 
 def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Sample]:
-    """The samples of an axis, oldest first."""
+    """The bytes and the time of an axis in each step of `summaries`, oldest first."""
     found = []
     for summary in summaries:
         traffic = summary.comm.get(axis)
@@ -90,7 +90,7 @@ def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Samp
 
 
 def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
-    """For each axis, the model fitted to the steps that the state keeps in full; recomputed every few steps."""
+    """For each axis, the model fitted to the steps whose summaries the client still has; recomputed every few steps."""
     newest = store.summary.step // EVERY if store.summary else -1
     summaries = store.state.summaries
 
@@ -107,7 +107,7 @@ def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
 
 
 def fit(samples: Sequence[Sample]) -> Fit | NoFit:
-    """Fit the model to the samples of one axis."""
+    """Fit the model to the bytes and times of one axis."""
     if len(samples) < FEWEST:
         return NoFit(f"{len(samples)} of the {FEWEST} steps that a fit needs")
     sizes = [sample.bytes for sample in samples]
@@ -180,6 +180,7 @@ def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row
 
 
 def _jackknife(values: Sequence[float]) -> float:
-    """The jackknife standard error. `values` are the estimates that result when each block in turn is left out."""
+    """The jackknife standard error of a fitted coefficient. `values` are the estimates of the coefficient that result
+    when each block in turn is left out."""
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values))

@@ -1,4 +1,5 @@
-"""The links of an axis according to the planner's hardware table, for comparison with the run's measurements."""
+"""The network link that limits an axis's collectives according to the planner's hardware table, for comparison with the
+run's measurements."""
 
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from engine.planner.timing.collectives import share_inside
 
 class Roof(NamedTuple):
     """The link that limits the collectives of an axis. `bytes_per_s`: the rate per rank that large collectives reach on
-    the link. `bytes_ms`: time to send, at this rate, those bytes of the step that cross the link. `assumed`: the
-    machine is not in the table, so the values are accurate only to an order of magnitude.
+    the link. `bytes_ms`: the time that a rank needs to send its bytes of one step over this link at that rate.
+    `assumed`: the planner's hardware table does not list the machine, so the values are accurate only to an order of
+    magnitude.
     """
 
     machine: str
@@ -26,8 +28,8 @@ class Roof(NamedTuple):
 
 
 def machine(store: Store) -> Hardware | None:
-    """The machine of a run: the one in the run's fact `hardware`, else the known machine with the run's device, else a
-    CPU core for a run on CPUs. None: unknown."""
+    """The hardware description for a run: the one that the run's fact `hardware` names, else the one of the machine in
+    the planner's table that has the run's device, else a CPU core for a run on CPUs. None: unknown."""
     return store.once("machine", (Topic.GRID,), lambda: _machine(store))
 
 
@@ -43,8 +45,9 @@ def _machine(store: Store) -> Hardware | None:
 
 
 def roof(store: Store, row: AxisTraffic) -> Roof | None:
-    """The roofline of an axis; None if the machine or the group of the axis is unknown. A group that spans nodes sends
-    part of its bytes inside a node and the rest between nodes, so the link on which the bytes take longer is the bound.
+    """The link that limits the collectives of an axis, and its rate. None if the hardware or the axis's process groups
+    are unknown, or if these groups have only one rank. A group that spans nodes sends part of its bytes inside a node
+    and the rest between nodes, so the link on which the bytes take longer limits the collective.
     """
     known, group = machine(store), groups(store).get(row.axis)
     if known is None or group is None or group.ranks < 2 or not row.world:
@@ -62,7 +65,7 @@ def roof(store: Store, row: AxisTraffic) -> Roof | None:
 
 
 def _inside(axis: str, group: Group) -> float:
-    """Share of the bytes that stay inside a node."""
+    """The fraction of its bytes that a group of the axis sends inside a node."""
     if group.hosts <= 1:
         return 1.0
     together = -(-group.ranks // group.hosts)

@@ -19,7 +19,7 @@ NO_VALUE = 1  # DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 
 
 class ExportError(ValueError):
-    """The export is refused. The message is one sentence."""
+    """Raised if an export cannot be used because it exceeds a limit; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Span:
 
 
 def metrics_of(request: Any, names: Mapping[str, Quantity]) -> Iterator[tuple[Source, list[Reading]]]:
-    """The readings of an `ExportMetricsServiceRequest`, sorted by time. `names`: the quantity of each known metric
-    name; other metrics are ignored. Raises ExportError."""
+    """The readings of an `ExportMetricsServiceRequest`, sorted by time. `names` maps each metric name that is read to
+    its meaning; other metrics are ignored. Raises ExportError."""
     for resource in request.resource_metrics:
         readings: dict[int, Reading] = {}
         for scope in resource.scope_metrics:

@@ -50,8 +50,8 @@ class _Job:
 
 
 class Receiver:
-    """A WSGI application that queues exports; `work` processes them in the thread that calls it. `names`: the metrics
-    that are read."""
+    """A WSGI application that queues exports; `work` processes them in the thread that calls it. `names`: the
+    OpenTelemetry metric names that the application reads, and what each means."""
 
     def __init__(self, runs: ExportedRuns, names: Mapping[str, Quantity]) -> None:
         self._runs, self._names = runs, names

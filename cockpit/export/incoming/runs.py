@@ -28,7 +28,7 @@ GATHERED = ("loss", "grad_norm", "lr", "mfu", "memory_bytes")
 
 
 class RefusedError(Exception):
-    """The exports of a program are not shown. The message says why."""
+    """Raised if the telemetry that a program exports cannot be shown; the message says why."""
 
 
 class ExportedRun:
@@ -121,8 +121,9 @@ class ExportedRun:
 
 
 class ExportedRuns:
-    """One run for each program that exports. `name`: the name of every run; if it is "", a run is named after its
-    program's OpenTelemetry `service.name`. `opened` is called with the name of a new run.
+    """The runs in which external programs are shown, one for each program that exports telemetry. `name`: the name of
+    every run; if it is "", a run is named after its program's OpenTelemetry `service.name`. `opened` is called with the
+    name of a new run.
     """
 
     def __init__(

@@ -11,7 +11,8 @@ from cockpit.knobs.values import value_knobs
 
 
 class AskedWhatIf:
-    """Hypothetical values of the live knobs, and the run's preview of these values. Callers hold the store's lock."""
+    """Hypothetical values for the knobs of the running job, and the preview that the run computes for these values.
+    Callers hold the store's lock."""
 
     def __init__(self, source: Source) -> None:
         self.edits = Edits()

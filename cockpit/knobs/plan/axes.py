@@ -22,16 +22,17 @@ class PlannedAxes:
 
 
 class AxesPlan:
-    """Asks the planner for predictions for one run; a worker thread computes them. The caller holds the store's
-    lock."""
+    """Asks the planner to predict the exposed time, the bytes and the collectives of each axis of one run; a worker
+    thread computes the predictions. The caller holds the store's lock."""
 
     def __init__(self, folder: Path | None) -> None:
         self.worker = Worker()
         self._folder = folder
 
     def ask(self, store: Store) -> PlannedAxes | str | None:
-        """The prediction for the knob values in force, or a sentence that says why there is no prediction. None while
-        the prediction is being computed, or until the run has sent its knobs and a rank has joined.
+        """The predicted exposed time, bytes and collectives of each axis with the knob values in force, or a sentence
+        that says why there is no prediction. None while the prediction is being computed, or until the run has sent its
+        knobs and a rank has joined.
         """
         reported = runs.reported(store, self._folder)
         answer: Answer | None = self.worker.ask(reported, lambda: _planned(reported)) if reported else None

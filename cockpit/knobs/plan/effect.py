@@ -52,8 +52,8 @@ def sent_bytes(store: Store) -> dict[str, float]:
 
 
 def estimates(store: Store, now: "Outlook", after: "Outlook") -> list[Estimate]:
-    """The estimated effect of a change on each quantity. `now` and `after`: the outlook of the run without and with the
-    change."""
+    """The estimated effect of a change on step time, throughput, MFU, bubble, memory and bytes sent. `now` and `after`:
+    the planner's predictions for the run without and with the change."""
     return [*_times(store, now, after), *_bubbles(store, now, after), *_sizes(now, after)]
 
 

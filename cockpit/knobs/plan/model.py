@@ -27,7 +27,8 @@ MODES = ("recompute", "zero")  # settings for which the memory panel lists every
 
 @dataclass(frozen=True)
 class Alternative:
-    """One value of a setting, with the outlook of the run at this value, or the reason why the value is not legal."""
+    """One value of a setting, with the planner's predictions for the run at this value, or the reason why the value is
+    not legal."""
 
     setting: str
     value: Value
@@ -36,8 +37,8 @@ class Alternative:
 
 
 class WhatIf:
-    """The user's hypothetical changes to the settings of a run, and the planner's answers for these changes. Callers
-    hold the store's lock."""
+    """The user's hypothetical changes to the settings of a run, and what the planner predicts for the run after these
+    changes. Callers hold the store's lock."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.worker = Worker()
@@ -96,7 +97,7 @@ class WhatIf:
         return basis.layout
 
     def basis(self) -> runs.Basis | None:
-        """The layout and the machine; None until both are known."""
+        """The layout and the hardware of the run; None until both are known."""
         answer = self._basis()
         return answer.value if answer and not answer.refusal else None
 
@@ -119,16 +120,17 @@ class WhatIf:
         return self.worker.ask((reported, *what), answer, self._version, later)
 
     def outlook(self, changes: dict[str, Value]) -> Answer | None:
-        """The `Outlook` of the run after `changes`, or of the unchanged run if `changes` is empty."""
+        """The planner's predictions for the run after `changes` (an `Outlook`), or for the unchanged run if `changes`
+        is empty."""
         changes = dict(changes)
         return self._ask(("outlook", *changes.items()), lambda planner: planner.outlook(changes))
 
     def alternatives(self) -> Answer | None:
-        """An `Alternative` for every value of each setting in `MODES`."""
+        """The planner's predictions for each recompute mode and each ZeRO stage that the run could have (`MODES`)."""
         return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
 
     def suggestions(self, store: Store) -> Answer | None:
-        """`Suggestions`: changes to a single setting that would make steps faster."""
+        """The changes to a single setting that would make steps faster, as `Suggestions`."""
         knobs = value_knobs(store.state.board)
         live = legal_changes(store)
         measured = evidence(store)
@@ -142,8 +144,8 @@ class WhatIf:
         return self._ask(("suggestions", len(store.state.trials)), compute, later=True)
 
     def chart(self, kind: str) -> Answer | None:
-        """Predict a chart for the run with its hypothetical changes. `kind`: "roofline" for the communication roofline,
-        "strong" or "weak" for a scaling curve."""
+        """The predictions that a chart shows for the run with the user's hypothetical changes. `kind`: "roofline" for
+        the communication roofline, "strong" or "weak" for a scaling curve."""
         changes = dict(self.changes)
 
         def compute(planner: "Planner") -> Any:
@@ -161,7 +163,7 @@ class WhatIf:
     # ----------------------------------------------------------------------------------------- changing
 
     def rows(self) -> list[Setting]:
-        """The what-if settings that apply to this run."""
+        """The settings that the what-if panel lists: those that apply to the run's layout."""
         layout = self.layout()
         if not isinstance(layout, Layout):
             return []
@@ -221,7 +223,7 @@ class WhatIf:
             self.changes[setting.name] = value
 
     def reset(self) -> None:
-        """Remove all hypothetical values."""
+        """Set all settings of the what-if panel back to the run's own values."""
         self.changes.clear()
         self._early.clear()
 
@@ -236,7 +238,7 @@ class WhatIf:
 
 
 def live_knob(store: Store, setting: Setting) -> KnobState | None:
-    """The knob on the live board that has the setting's name; None if there is no such knob."""
+    """The knob of the running job that has the setting's name; None if there is no such knob."""
     return next((knob for knob in value_knobs(store.state.board) if knob.name == setting.name), None)
 
 

@@ -27,9 +27,9 @@ ASSUMED_ERROR = 0.5
 
 @dataclass(frozen=True)
 class Outlook:
-    """The predictions for a planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`:
-    the bubble that the schedule cannot avoid (`bubble_bound`). `bytes`: bytes that rank 0 sends in a step, by axis.
-    `source`: a phrase that says where the times come from.
+    """The planner's predictions for a run after `changes` to its settings. `step_s` is None if times are not known;
+    `why` then gives the reason. `bound`: the bubble that the schedule cannot avoid (`bubble_bound`). `bytes`: bytes
+    that rank 0 sends in a step, by axis. `source`: a phrase that says where the times come from.
     """
 
     changes: tuple[tuple[str, Value], ...]
@@ -68,14 +68,14 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The planner's input for a layout. Its imbalance between ep ranks is the layout's `plan.imbalance` or the
-        run's measured imbalance, whichever is higher."""
+        """The job for which the planner makes predictions: that of `layout`. Its imbalance between ep ranks is the
+        layout's `plan.imbalance` or the run's measured imbalance, whichever is higher."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
 
     def machine(self, outlook: Outlook) -> Hardware:
-        """The hardware for which an outlook was computed."""
+        """The hardware for which `outlook` was predicted."""
         name = dict(outlook.changes).get(MACHINE)
         return known_hardware(str(name)) if name else self.hardware
 
@@ -131,7 +131,7 @@ class Planner:
         )
 
     def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
-        """The predicted step time with its interval, and a phrase that names the sources of both."""
+        """The predicted step time with its interval, and a phrase that says how both were determined."""
         low, likely, high = after.step_s
         if self._factors is None or self._now is None or changes.get(MACHINE):
             return Span(low, likely, high), "the planner alone; interval of published runs"
@@ -152,15 +152,16 @@ class Planner:
 
 
 def _same(steps: Steps, reported: Reported) -> bool:
-    """Whether the steps ran with the knob values in force. Only knobs whose values are part of a step's summary can be
-    compared."""
+    """Whether the measured `steps` ran with the knob values that are in force now. Only knobs whose values are part of
+    a step's summary can be compared."""
     values = dict(reported.values)
     return all(values.get(name, value) == value for name, value in steps.values)
 
 
 def bubble_bound(job: Job) -> float | None:
-    """The share of the pipeline's window that the schedule leaves idle if all stages take the same time and a backward
-    pass takes twice as long as a forward pass. None without a pipeline."""
+    """The pipeline bubble of the job's schedule, as a fraction of the time from a step's first forward to its last
+    backward, if all stages take the same time and a backward pass takes twice as long as a forward pass. None without a
+    pipeline."""
     if job.grid.pp == 1:
         return None
     stages, m = job.stages, job.micro_batches

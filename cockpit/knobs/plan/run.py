@@ -32,7 +32,7 @@ Values = tuple[tuple[str, Value], ...]
 
 
 class NoLayoutError(RefusedError):
-    """The planner cannot plan this run; the message says why."""
+    """Raised if the planner can make no predictions for this run; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: mean relative
-    error of the step times that the run's previews predicted; None if no preview was checked."""
+    """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest expert loads (numbers of
+    tokens). `error`: mean relative error of the step times that the run's previews predicted; None if no preview was
+    checked."""
 
     steps: tuple[Steps, ...] = ()
     loads: tuple[tuple[int, ...], ...] = ()
@@ -75,8 +76,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Basis:
-    """The layout with the knob values in force, and the machine. `assumed`: a note if the machine is unknown and
-    another is assumed, otherwise ""."""
+    """What the planner's predictions for a run are based on: the layout with the knob values in force, and the
+    hardware. `assumed`: a note if the run's hardware is unknown and another is assumed, otherwise ""."""
 
     layout: Layout
     hardware: "Hardware"

@@ -1,7 +1,9 @@
-"""The layout settings that a what-if can change: their possible values, and the layout after a change.
+"""The layout settings that the user can change hypothetically in the what-if panel: their possible values, and the
+layout after a change.
 
-A what-if keeps the number of ranks and the global batch, unless it changes these settings. dp_shard is adjusted to
-the other axes. If a change makes the number of micro-batches illegal, the nearest legal number is used.
+Hypothetical changes keep the number of ranks and the global batch, unless they change these settings themselves.
+dp_shard is adjusted to the other axes. If a change makes the number of micro-batches illegal, the nearest legal number
+is used.
 """
 
 import math
@@ -32,8 +34,8 @@ Changes = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the what-if panel. `key`: the key of the setting in a layout. `knob`: whether the live board may have
-    a knob of this name."""
+    """A layout setting that the what-if panel lists. `key`: the setting's key in a layout. `knob`: whether a running
+    job may have a knob of this name, so that the value could be changed without a restart."""
 
     name: str
     key: str

@@ -1,6 +1,6 @@
-"""The planner's advice: changes to a single setting, ranked by predicted step time. Changes for the knob board and
-changes that need a restart are ranked separately. This module imports the planner, so only the worker thread and
-`cockpit advise` import it."""
+"""The planner's advice: changes to a single setting, ranked by predicted step time. Knob changes, which a running job
+can apply, and layout changes, which need a restart, are ranked separately. This module imports the planner, so only the
+worker thread and `cockpit advise` import it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision
 
 @dataclass(frozen=True)
 class Suggestions:
-    """`live`: changes that the knob board can make; `restart`: changes to the layout, which need a restart. `peaks`:
-    for each change, the planned peak memory, in bytes, of the rank that needs the most."""
+    """`live`: changes of knobs, which a running job can apply; `restart`: changes to the layout, which need a restart.
+    `peaks`: for each change, the predicted peak memory, in bytes, of the rank that needs the most."""
 
     live: Advice
     restart: Advice
@@ -39,8 +39,8 @@ def suggestions(
     live: Sequence[Changes],
     tried: Sequence[tuple[Changes, str]],
 ) -> Suggestions:
-    """Plan each change separately, and rank the changes by the step time that they would save. `live`: the changes that
-    the board of the run can make now (`legal_changes`); all others need a restart."""
+    """Predict the effect of each change separately, and rank the changes by the step time that they would save. `live`:
+    the changes that the running job's knob board would accept now (`legal_changes`); all others need a restart."""
     measured = measured or Evidence(0.0)
     if planner.reported.shared:
         found = bottleneck(measured) if measured.step_ms else None
@@ -66,9 +66,9 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """The changes of live knobs that the plan screen would advise; for commands without a screen. None if this process
-    cannot read the run's layout or the planner cannot model the run; the caller must then send preview queries to the
-    run."""
+    """The knob changes that the plan screen would advise for the running job, for commands that show no screen. None if
+    this process cannot read the run's layout or the planner cannot model the run; the caller must then send preview
+    queries to the run."""
     reported = runs.reported(store, None)
     try:
         if reported is None or store.state.board is None:
@@ -105,12 +105,13 @@ def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Cand
 
 
 def levels(planner: Planner, outlook: Outlook) -> tuple[Level, ...]:
-    """The communication roofline of a planned job: one `Level` for each level of the network."""
+    """The communication roofline of the job that `outlook` predicts: one `Level` for each level of the network, such as
+    the links within a node and those between nodes."""
     release = planner.basis.layout.plan.release
     return roofline(planner.job(outlook.layout), planner.machine(outlook), release)
 
 
 def scaled(planner: Planner, outlook: Outlook, kind: Kind) -> list[Point]:
-    """Predictions for the planned job on increasing numbers of data-parallel ranks."""
+    """Predictions for the job of `outlook` on increasing numbers of data-parallel ranks."""
     release = planner.basis.layout.plan.release
     return scaling(planner.job(outlook.layout), planner.machine(outlook), kind, release=release)

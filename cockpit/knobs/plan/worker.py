@@ -1,4 +1,4 @@
-"""Computes answers in a thread, so that drawing never waits for the planner."""
+"""Runs the planner's computations in a thread, so that drawing never waits for them."""
 
 import threading
 import traceback
@@ -13,8 +13,8 @@ MOST_KEPT = 512  # maximum number of answers; the oldest are dropped
 
 @dataclass(frozen=True)
 class Answer:
-    """A computed value, or the reason why there is no value. `fresh`: whether the value was computed for the requested
-    version."""
+    """A computed prediction, or the reason why there is none. `fresh`: False if this is an earlier prediction, and one
+    from newer measurements is still being computed."""
 
     value: Any = None
     refusal: str = ""
@@ -47,8 +47,10 @@ class Worker:
     def ask(
         self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
     ) -> Answer | None:
-        """The answer to `key`; None until one is computed. While a new answer is being computed, the answer for an
-        older `version` is returned, with `fresh` false. `later`: compute this answer only when no others are queued.
+        """The result of `compute`, which is stored under `key`; None until it has been computed once. `version`: the
+        version of the data that `compute` reads. While the result for a new version is being computed, that for an
+        older version is returned, with `fresh` false. `later`: run `compute` only when no other computations are
+        queued.
         """
         with self._lock:
             known = self._answers.get(key)

@@ -43,7 +43,7 @@ class BoardScreen(Dialog[None]):
             self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide the keys of a trial from the footer while no trial is running."""
+        """Show the keys that keep or revert a trial in the footer only while a trial is running."""
         return self._trial_running or action not in TRIAL_ACTIONS
 
     def on_key(self, event: events.Key) -> None:

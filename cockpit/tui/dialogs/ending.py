@@ -42,8 +42,8 @@ class Ending(Dialog[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show how many steps would be lost. The run continues while the dialog is open, so the number of these steps
-        grows."""
+        """Show how many steps are in no checkpoint yet and would be lost. The run continues while the dialog is open,
+        so this number grows."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

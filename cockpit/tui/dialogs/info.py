@@ -13,7 +13,7 @@ from cockpit.tui.widgets.info.panel import InfoPanel
 
 
 class InfoScreen(Dialog[None]):
-    """A dialog with the facts of the run, which can be opened over any screen."""
+    """A dialog that shows the run's settings and the paths of its files, and can be opened over any screen."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

@@ -25,9 +25,9 @@ MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):
-    """A dialog in which the user types one line; its result is the action to run after the dialog closes. `kept`:
-    earlier lines, newest last. `shown` returns the store whose data the screens show (a frozen copy while the screens
-    are frozen)."""
+    """A dialog in which the user types one line; its result is the action to run after the dialog closes. `kept`: the
+    lines that the user has entered before, newest last. `shown` returns the store whose data the screens show (a frozen
+    copy while the screens are frozen)."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]
 
@@ -123,7 +123,8 @@ class Prompt(Dialog[Deed]):
             self._input.cursor_position = len(self._input.value)
 
     def action_recall(self, by: int) -> None:
-        """Move `by` entries through the earlier lines, and show the line there; past the newest, show an empty line."""
+        """Move `by` lines through the lines that the user has entered before, and show the line reached; after the
+        newest, show an empty line."""
         self._place = max(0, min(len(self._kept), self._place + by))
         self._input.value = self._kept[self._place] if self._place < len(self._kept) else ""
         self._input.cursor_position = len(self._input.value)

@@ -114,8 +114,8 @@ def _spans(
 
 
 def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float) -> None:
-    """Extend the spans so that they cover the straight line between two points. In each column of dots, the span covers
-    the part of the line that is nearer to this column than to its neighbours."""
+    """Extend `spans`, the rows to fill in each column of dots, so that they cover the straight line between two points.
+    Each column covers the part of the line that is nearer to it than to its neighbours."""
     slope = (y1 - y0) / (x1 - x0)
     begin = y0
     for x in range(x0, x1 + 1):

@@ -101,7 +101,7 @@ def _add_cells(
     colours: Palette,
 ) -> None:
     """Add the cells of a row; adjacent cells of equal style are merged. `level`: the glyph and style of cells that
-    would otherwise be blank."""
+    would otherwise be blank, such as those of a horizontal line at a given y value."""
     layers = [(drawing.cells[row], style) for drawing, style in drawings if any(drawing.cells[row])]
     plain = len(layers) < 2 and level[0] == " "
     special = {*edge, *over.verticals, *(() if over.cursor is None else (over.cursor,))} if plain else ()

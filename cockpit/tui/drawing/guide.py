@@ -14,15 +14,16 @@ WIDEST = 96  # longer lines are hard to read
 
 @dataclass(frozen=True)
 class Guide:
-    """The explanation that an empty screen shows. `about`: what the screen would show if the run reported data for it.
-    `ways`: pairs of a situation and what the user can do in it."""
+    """The explanation on a screen for which the run reports no data. `about`: what the screen would show if the run
+    reported data for it. `ways`: pairs of a situation and what the user can do in it."""
 
     about: str
     ways: Sequence[tuple[str, str]]
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The lines that a screen without data shows: `why` it has none and, if the whole guide fits, the guide below."""
+    """The text lines of a screen without data: the reason `why` it has none and, if there is room for all of it,
+    `guide` below."""
     parts = format.wrapped(why, max(20, width - 2))
     lines = [
         StripLine().add(f"{' ' if number else format.MISSING} {part}", colours.text)

@@ -16,7 +16,7 @@ LEAST_WRAPPED = 20  # columns at which text is wrapped, at least
 
 
 class StripLine:
-    """Builder of one line; adjacent parts of equal style are merged."""
+    """Builder of one line of terminal cells; adjacent texts of equal style are merged."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, Style]] = []
@@ -62,7 +62,7 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same line with `background` added to the style of each part."""
+        """A copy of the line in which `background` is added to the style of all its text."""
         line = StripLine()
         for text, style in self._parts:
             line.add(text, style + background)

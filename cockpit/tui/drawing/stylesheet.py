@@ -1,4 +1,4 @@
-"""A style sheet that parses each source once per theme."""
+"""A Textual style sheet that parses each piece of CSS only once for each theme."""
 
 from textual.css.stylesheet import Stylesheet
 

@@ -1,8 +1,8 @@
 """The user's key bindings, from ``keys.toml`` in the configuration directory. The lines of the file bind action ids to
 keys, such as ``"app.knobs" = "b"``.
 
-A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds two actions to one
-key in the same place.
+A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds one key to two
+actions that can be used at the same time.
 """
 
 import re
@@ -81,8 +81,8 @@ def _is_character(name: str) -> bool:
 
 
 def places() -> dict[str, tuple[Action, ...]]:
-    """The actions whose keys are active at the same time, by place. A place is a panel in a live run, a panel in a
-    replay, or a dialog."""
+    """Lists of actions whose keys are active at the same time: one for each panel in a live run, each panel in a
+    replay, and each dialog."""
     everywhere = (*SCREENS, *APP, *PANELS)
     recorded = (*(action for action in everywhere if action.id not in NOT_IN_REPLAY), *REPLAY)
     found: dict[str, tuple[Action, ...]] = {"ending": ENDING, "prompt": PROMPT}
@@ -109,7 +109,7 @@ def _of_panels() -> Iterator[tuple[Action, ...]]:
 
 
 class Conflict(NamedTuple):
-    """Two actions that are bound to the same key in the same place (see `places`)."""
+    """Two actions that are bound to the same key and can be used at the same time (see `places`)."""
 
     key: str
     first: str
@@ -125,8 +125,9 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that are bound to two actions in the same place. Overlaps of the default keys are allowed: some panels
-    bind keys such as Enter to actions of their own, which take precedence over the screen's actions."""
+    """The keys that are bound to two actions of the same panel or dialog. Overlaps of the default keys are allowed:
+    some panels bind keys such as Enter to actions of their own, which take precedence over the screen's actions.
+    """
     for place, actions in sorted(places().items()):
         taken: dict[str, Action] = {}
         for action in actions:

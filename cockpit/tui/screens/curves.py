@@ -1,5 +1,5 @@
-"""Screen 6: curves of any metric over the steps of the run, with the run's marks and the curves of other runs for
-comparison."""
+"""Screen 6: curves of any metric over the steps of the run, with marks at its knob changes, alerts and other events,
+and with the curves of other runs for comparison."""
 
 import time
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ REMOVE = "-"
 
 
 class Curves(RunScreen):
-    """Curves of the run's metrics. On a wide terminal, panels beside the curves show the marks and the differences
-    between compared runs."""
+    """Curves of the run's metrics. On a wide terminal, a panel beside the curves lists the run's knob changes, alerts
+    and other events that the charts mark, and another one shows how the settings of compared runs differ."""
 
     NAME = "curves"
     SOLO = frozenset({"-narrow", "-medium"})

@@ -42,8 +42,8 @@ class Experts(RunScreen):
     # ------------------------------------------------------------------------------------- one layer
 
     def action_zoom(self) -> None:
-        """On the map, switch between the map and the bars of the layer under the cursor. On any other panel, maximise
-        the panel."""
+        """If the map has the focus, switch between the loads of all layers and the loads of the layer under the cursor
+        as bars. Otherwise, maximise the panel that has the focus."""
         if self._current == self.map.id:
             self._show_one_layer(not self.map.one_layer)
         else:

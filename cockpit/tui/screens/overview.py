@@ -21,7 +21,7 @@ ENDED = "-ended"  # class in the style sheet
 
 
 class Overview(RunScreen):
-    """An overview of the whole run."""
+    """Panels with the ranks, expert loads, traffic, events, pipeline, loss, throughput and knobs of the run."""
 
     NAME = "overview"
     SAMPLES = frozenset({"experts", "timeline"})
@@ -55,7 +55,8 @@ class Overview(RunScreen):
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """Omit the outcome panel until the run has ended, and any panel for which the run has no data."""
+        """The panels that can have the focus: the panel with the outcome of the run only after the run has ended, and
+        no panel for which the run has no data."""
         names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
         return [name for name in names if name != "outcome" or self.has_class(ENDED)]
 

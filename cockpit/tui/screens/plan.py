@@ -1,4 +1,5 @@
-"""Screen 7: the what-if panel, the planned memory compared with the device's capacity, and the planner's advice."""
+"""Screen 7: hypothetical settings and their predicted effect (what-if), the planned memory compared with the device's
+capacity, and the planner's advice."""
 
 from collections.abc import Sequence
 
@@ -14,7 +15,8 @@ from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """The what-if panel beside the memory and advice panels. A small terminal shows one panel at a time."""
+    """The panel with hypothetical settings and their predicted effect (what-if), beside the panels with the planned
+    memory and the planner's advice. A small terminal shows one panel at a time."""
 
     NAME = "plan"
     NOT_MEDIUM = frozenset({"charts"})  # hidden by the style sheet in the medium layout
@@ -31,22 +33,22 @@ class Plan(RunScreen):
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
     def _reachable(self) -> list[str]:
-        """The charts are reachable only on a wide terminal. On smaller terminals, the key `v` shows the charts in the
-        advice panel."""
+        """The panels that can have the focus. The panel of charts exists only on a wide terminal; on smaller terminals,
+        the key `v` shows the charts in the advice panel."""
         wide = self._layout_class == "-wide"
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 
     def action_view(self) -> None:
-        """If the charts are visible, show their next view. Otherwise show the next view of the advice panel, and switch
-        to this panel if it is not visible."""
+        """If the panel of charts is visible, show its next chart (roofline, strong scaling, weak scaling). Otherwise
+        show the next list or chart of the advice panel, and switch to this panel if it is not visible."""
         panel = self.charts if self.charts.is_on_screen else self.advice
         panel.next_view()
         if not panel.is_on_screen:
             panel.focus()
 
     async def action_open(self) -> None:
-        """Copy the hypothetical values to the knob board as edits. If the knob board accepts none of them, show the
-        arguments for a restart instead."""
+        """Open the knob board with the hypothetical values as unsent edits. If none of them can be changed while the
+        run trains, show the arguments of `engine run` for a restart instead."""
         store: Store = self.session.store
         with store.lock:
             live = self.what_if.live(store)

@@ -10,7 +10,8 @@ from cockpit.tui.widgets.ranks.steps import RankSteps
 
 
 class Ranks(RunScreen):
-    """The rank grid above the history of all ranks, and the inspector beside both."""
+    """The grid of ranks above a table of all ranks by step, and beside both the inspector, which shows all data about
+    one rank."""
 
     NAME = "ranks"
 
@@ -19,7 +20,7 @@ class Ranks(RunScreen):
         return (WholeGrid(selection), RankSteps(selection)), (RankDetails(selection),)
 
     async def action_open(self) -> None:
-        """Show the inspector. If the inspector is already visible, give it the focus."""
+        """Show the inspector, the panel with all data about the selected rank, and give it the focus."""
         self._current = "rank"
         self._arrange()
         self._panels["rank"].focus()

@@ -121,7 +121,7 @@ class RunScreen(Screen[None]):
             self.update_node_styles()
 
     def _reachable(self) -> list[str]:
-        """Names of the panels in this layout, in reading order."""
+        """Names of the panels that the screen can show at this terminal size, in reading order."""
         hidden = self.NOT_MEDIUM if self._layout_class == "-medium" else frozenset()
         return [name for name in self._panels if name not in hidden]
 

@@ -14,8 +14,9 @@ from cockpit.tui.widgets.traffic.missing import no_traffic
 
 
 class Traffic(RunScreen):
-    """The all-to-all matrix; beside it, the traffic of each axis and a fitted model of the time in its collectives.
-    Without an all-to-all, the matrix panel is hidden; without traffic, the fit panel is hidden."""
+    """The all-to-all matrix; beside it, the traffic of each axis and a fitted model of the time in its collectives. If
+    the run has no all-to-all, the panel with the matrix is hidden; if no axis has traffic, the panel with the fitted
+    model is hidden."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})

@@ -38,6 +38,7 @@ def short_pauses() -> None:
 
 
 def collect_if_due() -> None:
-    """Run a full garbage collection if one is due. Call this function only while no key press waits to be painted."""
+    """Run a full garbage collection if one is due. Call this function only while no key press waits for its effect to
+    be drawn."""
     if gc.get_count()[2] >= DUE:
         gc.collect()

@@ -49,7 +49,7 @@ class EventsPanel(Panel):
 
     def _lines(self, entry: LogEntry, width: int, colours: Palette) -> list[StripLine]:
         """An entry in lines of `width` columns; if there is no room to wrap it, in one line, which the panel truncates.
-        The source of the entry is left out if it does not fit."""
+        The sender of the entry, such as `hub` or a rank, is left out if it does not fit."""
         level = LEVELS.get(entry.level, Level.NOTE)
         clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
         line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])

@@ -14,7 +14,7 @@ LABEL = 12  # columns
 
 
 class OutcomePanel(Panel):
-    """The panel with the outcome of a run: its steps, its time, its losses, and the effect of each change."""
+    """The panel with the outcome of a run: its steps, its time, its losses, and the effect of each knob change."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Outcome"
@@ -53,8 +53,8 @@ class OutcomePanel(Panel):
 
 
 def outcome_level(store: Store) -> Level:
-    """The level of the final summary: bad if the run failed, good if it has done all planned steps (or has no planned
-    number of steps), otherwise note."""
+    """The severity level of the final summary, which determines its glyph: bad if the run failed, good if it has done
+    all planned steps (or has no planned number of steps), otherwise note."""
     if store.link is LinkState.FAILED:
         return Level.BAD
     return Level.GOOD if store.steps_planned is None or store.finished else Level.NOTE

@@ -1,4 +1,5 @@
-"""The position line of a replay. The word PLAYBACK distinguishes a replay from a live run."""
+"""The line that shows the position in the recording during a replay. The word PLAYBACK distinguishes a replay from a
+live run."""
 
 import time
 
@@ -16,7 +17,8 @@ SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line ha
 
 
 class Scrubber(Widget):
-    """The position line of a replay, such as ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
+    """The line that shows the position in the recording during a replay, such as
+    ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
 
     def __init__(self) -> None:
         super().__init__(id="scrubber")

@@ -22,10 +22,10 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 
 @dataclass(frozen=True)
 class Architecture:
-    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: layout
-    keys whose value the architecture fixes, with this value; keys of [model.moe] have the prefix `moe.`. `only`: keys
-    of config.json for which only one value is supported. `absent`: defaults for keys that may be missing from a
-    config.json."""
+    """How a Hugging Face config.json of one `model_type` describes a model. `keys` and `moe` map the engine's keys to
+    those of config.json. `has`: layout keys whose value the architecture fixes, with this value; keys of [model.moe]
+    have the prefix `moe.`. `only`: keys of config.json for which only one value is supported. `absent`: defaults for
+    keys that may be missing from a config.json."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -131,7 +131,7 @@ OF_TRAINING = {"seq_len", "mtp_layers", "moe.balance", "moe.drop"}
 
 
 def architecture_of(config: Config, where: str) -> tuple[str, Architecture]:
-    """The `model_type` of a config.json, and its row in ARCHITECTURES. Raises RefusedError."""
+    """The `model_type` of a config.json, and the entry of ARCHITECTURES for this type. Raises RefusedError."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise RefusedError(
@@ -232,8 +232,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """The keys that determine what a model computes, with their values. For two equivalent models the results are
-    equal, even if one model sets a default explicitly and the other omits it."""
+    """The keys that determine what a model computes, with their values. Two models that compute the same have equal
+    keys and values, even if one sets a default explicitly and the other omits it."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}

@@ -28,7 +28,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export. `mtp_layers`: number of multi-token prediction layers that were not exported."""
+    """What an export has written: the folder, its architecture and its size. `mtp_layers`: number of multi-token
+    prediction layers that were not exported."""
 
     folder: Path
     checkpoint: Path

@@ -214,7 +214,8 @@ class Weights:
         return sorted(left_out)
 
     def without_copies(self, wanted: list[Entry]) -> list[Entry]:
-        """The entries of `wanted` that are not copies. Raises RefusedError if a copy differs from its original."""
+        """`wanted` without the entries for second copies of a tensor (`Entry.copy`). Raises RefusedError if a copy
+        differs from the tensor that it repeats."""
         read = {entry.ours: entry for entry in wanted if not entry.copy}
         for entry in wanted:
             original = read[entry.ours]

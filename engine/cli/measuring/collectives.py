@@ -99,7 +99,8 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of the measurement. If an option is invalid, prints an error message and exits with status 2."""
+    """What to measure, from the command line, such as the number of ranks, the collectives, algorithms and sizes. If an
+    option is invalid, prints an error message and exits with status 2."""
     ranks = _whole("--ranks", options.ranks, 2, MOST_RANKS)
     node = None if options.node is None else _whole("--node", options.node, 1, MOST_RANKS)
     if node is not None and ranks % node:

@@ -1,5 +1,5 @@
-"""`engine plan` for the user's own model: reports what can be counted from the model's code; all other values are
-unknown."""
+"""`engine plan` for the user's own model: counts the parameters and FLOPs from the model's code; step time, traffic and
+peak memory remain unknown."""
 
 from typing import Any
 

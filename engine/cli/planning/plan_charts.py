@@ -83,8 +83,8 @@ def _counts(text: str | None) -> list[int] | None:
 
 
 def roofline_table(levels: tuple[Level, ...]) -> list[str]:
-    """A table with one row for each level of links and, below the table, the bytes, times and advice for each level
-    that the job uses."""
+    """A table with one row for each kind of link, such as NVLink, and, below the table, the bytes, times and advice for
+    each kind that the job uses."""
     lines = [f"{'link':12}{'GB/s':>8}{'latency':>9}{'sent a step':>13}{'CCR':>9}{'ridge':>9}  bound by"]
     for level in levels:
         ccr = f"{level.ccr:,.0f}" if level.sent else "-"
@@ -124,7 +124,7 @@ def roofline_json(levels: tuple[Level, ...]) -> dict[str, Any]:
 
 
 def roofline_chart(name: str, levels: tuple[Level, ...]) -> Chart:
-    """One roofline for each level of links, and a marker for the job on each level that it uses."""
+    """One roofline for each kind of link, such as NVLink, and a marker for the job on each kind that it uses."""
     used = [level for level in levels if level.sent]
     ends = [value for level in levels for value in (level.ridge, level.ccr if level.sent else level.ridge)]
     low, high = min(ends) / 10, max(ends) * 10

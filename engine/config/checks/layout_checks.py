@@ -66,7 +66,7 @@ def size_refusals(layout: Layout) -> Iterator[str]:
 
 
 def plan_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse illegal or contradictory settings in [plan] and [hardware]."""
+    """Refuse illegal or contradictory settings in the sections [plan] and [hardware] of a layout."""
     machine, plan = layout.hardware, layout.plan
     if machine.name and machine.path:
         yield f"hardware.name = {machine.name} and hardware.path = {machine.path} are both given; legal: one of them"

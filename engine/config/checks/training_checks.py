@@ -74,7 +74,8 @@ def validation_refusals(layout: Layout) -> Iterator[str]:
 
 
 def sample_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse [sample] for a model that cannot generate text. The prompt is checked later (`engine.data.prompt`)."""
+    """Refuse the section [sample] of a layout (text generation during training) for a model that cannot generate text.
+    The prompt is checked later (`engine.data.prompt`)."""
     wanted, moe = layout.sample, layout.model.moe
     if not wanted.every:
         return

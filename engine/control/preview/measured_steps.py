@@ -45,7 +45,7 @@ class Steps:
 
     @property
     def kept_share(self) -> float:
-        """Share of (token, expert) pairs that were not dropped."""
+        """Share of (token, expert) pairs that were not dropped, averaged over the steps; 1 if it was not measured."""
         shares = self.kept.get("kept_share")
         return fmean(shares) if shares else 1.0
 
@@ -68,8 +68,8 @@ def quantities(summary: Summary) -> dict[str, float | None]:
 
 
 def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]) -> dict[str, float | None]:
-    """For one step: the seconds in exposed collectives, the seconds outside the pipeline's schedule, and the share of
-    (token, expert) pairs that were not dropped. `busy_s` is the time in forward and backward passes."""
+    """For one step: the seconds in exposed collectives, the seconds before and after the pipeline runs, and the share
+    of (token, expert) pairs that were not dropped. `busy_s` is the time in forward and backward passes."""
     exposed = [lane.exposed_ms for axis, lane in summary.comm.items() if axis in EXCHANGES]
     if busy_s is not None and summary.bubble is not None and summary.bubble < 1:
         busy_s /= 1 - summary.bubble

@@ -96,7 +96,8 @@ class PlannedEffect:
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
         """Estimates of the bytes that all ranks send: one for each axis whose bytes change, and one for the total.
-        `rows` is the estimate of the bytes that the all-to-alls send to the experts and back."""
+        `rows`: the estimated bytes of the all-to-alls that send tokens to the experts and back; if it is None, the
+        total is not estimated."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {
@@ -117,8 +118,8 @@ class PlannedEffect:
         return found
 
     def _sent(self, job: Job) -> dict[str, float]:
-        """Bytes that all ranks send, by axis. Control messages are not included, nor are the rows of
-        tokens that the all-to-alls send."""
+        """Bytes that all ranks send, by axis. Control messages are not included, nor are the activations of tokens that
+        the all-to-alls send."""
         return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
 
     # --------------------------------------------------------------------------------------------- time
@@ -150,8 +151,8 @@ class PlannedEffect:
     def dropped(
         self, now: float | None, before: Values, after: Values, loads: Sequence[Sequence[int]]
     ) -> Estimate | None:
-        """Number of (token, expert) pairs that a step drops at the new capacity; None if no load is known or if the
-        router is not `token_choice`."""
+        """Number of (token, expert) pairs that a step drops at the new capacity; None if no expert load was measured or
+        if the router is not `token_choice`."""
         moe, model = self._layout.model.moe, self._layout.model
         if moe is None or moe.router != "token_choice":
             return None
@@ -203,8 +204,8 @@ def _signed(size: float) -> str:
 
 
 def _with_values(layout: Layout, values: Values) -> Layout:
-    """The layout with these knob values. If `values` includes the text of a new layout, the keys that this text changes
-    take precedence over the other knobs.
+    """A copy of `layout` with the knob values `values`. If `values` includes the text of a new layout, the keys that
+    this text changes take precedence over the other knobs.
     """
     held = with_knobs(layout, values)
     text = str(values.get(KNOB, layout_text(layout)))
@@ -215,8 +216,8 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """A copy of section `section` of `held`, in which each key that differs between `old` and `new` has its value in
-    `new`."""
+    """A copy of one section of the layout `held`, such as `grid`. Each key of the section whose values in the layouts
+    `old` and `new` differ is set to its value in `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

@@ -1,13 +1,13 @@
-"""Predicts the effect of knob changes from measurements of this run. A quantity without a source gets no prediction.
+"""Predicts the effect of knob changes from measurements of this run.
 
-A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). The source of a
-prediction is one of:
+A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). Each quantity, such
+as the step time, is predicted in one of these ways; if none is possible, it is not predicted:
 
 - the current value, if the knob does not affect the quantity;
 - a formula that gives the quantity exactly (memory, traffic);
 - earlier steps of this run with the requested values;
 - a simulation of the schedule with the current times of the pipeline's actions;
-- the planner, fitted to the steps of this run.
+- the planner's prediction, with factors that are fitted to the step times of this run.
 
 The preview of each applied change is checked against the steps that follow it (`verification.py`).
 """
@@ -153,14 +153,14 @@ class Previewer:
                 self._busy_s = max(map(sum, durations))
 
     def take_events(self) -> list[Event]:
-        """Events for the run's log: the checks of applied changes since the last call."""
+        """Events for the run's log: the results of comparing previews with measured steps, since the last call."""
         events, self._verification.events = self._verification.events, []
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Compare the measurements of a training step with the preview of the newest change. If this is the first
-        step with changed knob values, first compute a preview of the change from the steps before it; this preview is
-        then checked."""
+        """Compare the measurements of a training step with the preview of the newest change. If this is the first step
+        with changed knob values, first compute a preview of the change from the steps before it; this step and later
+        ones are compared with this preview."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -205,8 +205,8 @@ class Previewer:
         return _Change(before, after, seen, stretches, present, times, loads, turned, present.means())
 
     def _estimates(self, change: _Change) -> list[Estimate]:
-        """One estimate for each quantity. The field `after` of an estimate is the likely value, even if the interval is
-        wide."""
+        """One estimate for each of `QUANTITIES`, and for the bytes of each axis whose bytes change. The field `after`
+        of an estimate is the likely value, even if the interval is wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "this change"

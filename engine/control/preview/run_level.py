@@ -4,9 +4,10 @@ A run can become faster or slower even if its knobs stay the same, because the l
 other processes compete for the CPU. So an earlier step time with the same knob values is not a good prediction. The
 model used here describes the logarithm of a step time as the sum of a baseline, which changes during the run, and a
 constant effect of the knob values. The baseline is a random walk: from one stretch of steps with equal knob values to
-the next, the baseline changes by a random amount, whose standard deviation is called the drift. Knob values that were
-in force several times show how the baseline has drifted. The drift is unknown, so the step time is predicted for
-several values of the drift, and the predictions are averaged, weighted with the probability of each value.
+the next, the baseline changes by a random amount, whose standard deviation is called the drift. If the same knob values
+were in force several times, their step times show how far the baseline has moved in between. The drift is unknown, so
+the step time is predicted for several values of the drift, and the predictions are averaged, weighted with the
+probability of each value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,7 +33,8 @@ class Stretch(NamedTuple):
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
     """Predict the mean time of the next steps in seconds, with a 90 % interval, if these steps run with the knob values
-    `values`. `stretches` are the earlier stretches in chronological order."""
+    `values`. `stretches`: the step times so far, in chronological order, one entry for each series of consecutive steps
+    with equal knob values."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]

@@ -71,8 +71,8 @@ class ActionTimes:
 
 
 class ScheduleEffect:
-    """Predicts the effect of a change from one plan to another, by simulating both plans with `times`, the action times
-    of this run."""
+    """Predicts how a change of knob values affects the bubble and the step time, by simulating the pipeline schedule
+    before and after the change. `times`: the measured durations of this run's pipeline actions."""
 
     def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
         self._before, self._after, self._times = before, after, times
@@ -85,9 +85,10 @@ class ScheduleEffect:
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
-        """Estimates of the quantities `bubble` and `bubble_bound`. `only_cut`: whether only the schedule or the number
-        of micro-batches changes. Otherwise the measured action times of each stage are scaled by a ratio: the
-        planner's prediction for the new knob values divided by its prediction for the old ones."""
+        """Estimates of `bubble`, the measured idle share of the pipeline, and of `bubble_bound`, the idle share in a
+        simulation of the schedule alone. `only_cut`: whether only the schedule or the number of micro-batches changes.
+        Otherwise the measured action times of each stage are scaled by a ratio: the planner's prediction for the new
+        knob values divided by its prediction for the old ones."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}
@@ -109,11 +110,11 @@ class ScheduleEffect:
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time as an interval. At one end of the interval, action times are assumed to be proportional to the
-        size of the micro-batches; at the other end, they are assumed not to depend on this size. If the run has
-        measured action times for micro-batches of the new size, the interval is extended to include the step time
-        simulated with those times. `noise_ms` is the standard error of the difference between two measurements: the
-        mean step time before the change, and a later one."""
+        """Predict the interval of the step time after the change. At one end of the interval, action times are assumed
+        to be proportional to the size of the micro-batches; at the other end, they are assumed not to depend on this
+        size. If the run has measured action times for micro-batches of the new size, the interval is extended to
+        include the step time simulated with those times. `noise_ms` is the standard error of the difference between two
+        measurements: the mean step time before the change, and one after the change."""
         if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -138,7 +139,7 @@ class ScheduleEffect:
 def _with_all_kinds(costs: Costs) -> Costs | None:
     """Fill in missing times of the full backward pass (B) and of its two halves (I, W). Missing times are needed if
     only one of the two schedules splits the backward pass. A missing B is set to I + W, and a missing I or W to half of
-    B. None if B is missing and I or W is missing too."""
+    B. Returns None if a stage has neither B nor both I and W."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:
@@ -166,15 +167,15 @@ def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
 
 
 class _Simulated(NamedTuple):
-    """For each simulated step, the pipeline's window (the seconds from its start until the last action ends), and the
-    bubble as a share of the window, from 0 to 1."""
+    """For each simulated step, `windows`: the seconds from the start of the pipeline to the end of its last action;
+    `bubbles`: the share of this time in which a rank is idle (0 to 1), averaged over the ranks."""
 
     windows: NDArray[np.float64]
     bubbles: NDArray[np.float64]
 
 
 def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
-    """Simulate one step for each entry of `steps`."""
+    """Simulate one step for each entry of `steps`, which holds the action times of one measured step."""
     times = {
         (kind, stage): np.array([costs[kind][stage] for costs in steps])
         for kind, of in steps[0].items()
@@ -189,7 +190,7 @@ def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
 
 
 def _window_ms(clock: ScheduleClock, steps: Sequence[Costs]) -> float:
-    """The mean duration of the pipeline's window in the simulated steps, in ms."""
+    """The mean time from the start of the pipeline to the end of its last action in the simulated steps, in ms."""
     return 1e3 * float(_simulated(clock, steps).windows.mean())
 
 

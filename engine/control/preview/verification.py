@@ -34,15 +34,16 @@ class Verification:
     def begin(
         self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]
     ) -> None:
-        """Begin the check of an applied change. `estimates` are predictions that were computed from the steps before
-        the change."""
+        """Begin to compare the preview of an applied change with the steps that follow. `estimates` are predictions
+        that were computed from the steps before the change."""
         self._end()
         self._revision, self._changes = revision, changes
         self._estimates = [one for one in estimates if _checkable(one)]
         self._steps, self._measured = 0, {}
 
     def note(self, quantities: Mapping[str, float | None]) -> None:
-        """Record a step after the change."""
+        """Record the measured values of one training step after the change that is being checked. The first `SETTLING`
+        steps are ignored, and the check ends after `CHECKED_STEPS` more."""
         if not self._estimates:
             return
         self._steps += 1
@@ -55,8 +56,8 @@ class Verification:
             self._end()
 
     def error_of_change(self, quantity: str) -> float:
-        """Relative standard error of the predicted changes of `quantity`, estimated from a prior and from the
-        predictions that this run has checked."""
+        """Relative standard error of the predicted changes of `quantity`, estimated from an assumed error
+        (`PRIOR_ERROR`) and from the errors of earlier previews of this run."""
         checked = self._checked.get(quantity, [])
         weight = PRIOR_WEIGHT * USUAL_CHANGE**2
         squares = weight * PRIOR_ERROR**2 + sum(miss**2 for _, miss in checked)

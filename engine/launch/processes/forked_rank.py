@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ParentConnection:
-    """The connection of a rank to its parent process."""
+    """What a forked rank shares with its parent process: a socket for messages, and a file for Python stacks."""
 
     parent: int  # process id of the parent
     # The rank sends `DONE` or a report, and receives permission to exit. End of file means that the parent has died.
@@ -65,8 +65,8 @@ def _run(context: RankContext, work: Work, connection: ParentConnection) -> int:
 
 
 def _set_up(context: RankContext, connection: ParentConnection) -> threading.Event:
-    """Set up signal handling, standard output, the share of the CPU cores, and the two mechanisms that detect the
-    parent's death. Returns the event that allows rank 0 to exit."""
+    """Set up signal handling, standard output, the number of torch's threads, and the two mechanisms that detect the
+    parent's death. Returns an event that is set when the parent permits this rank to exit; only rank 0 waits for it."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
     signal.signal(SAVE_SIGNAL_TO_RANK, context.save)

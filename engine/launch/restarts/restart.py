@@ -1,4 +1,5 @@
-"""Data about a restart of the ranks: its cause, its cost, and the report of rank 0 to its parent."""
+"""Data about a restart of the ranks: its cause, the time and the steps lost by it, and the report of rank 0 to its
+parent."""
 
 import mmap
 import struct
@@ -95,8 +96,8 @@ class Restart:
     lost_steps: int = 0
 
     def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
-        """The report about this restart, made after the first step that follows the restart. `began_s`: when this step
-        started."""
+        """The report about this restart, made after the first step that follows the restart. `began_s`: when that first
+        step started, in seconds since the epoch."""
         ended_s = self.handover.ended_s
         lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
         return Restarted(

@@ -28,7 +28,7 @@ TICK_S = 0.5  # longest sleep of the parent
 
 @dataclass
 class RankProcess:
-    """A forked rank, as seen by its parent."""
+    """What the parent keeps about a rank that it forked: its process id, the channel to it, and how it ended."""
 
     rank: int
     pid: int
@@ -101,7 +101,7 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts for ranks, in seconds."""
+    """For how many seconds ranks may make no progress after one rank is done, or after a request to stop."""
 
     # After one rank is done: maximum time in which the other ranks report no progress.
     straggler_s: float = 30.0
@@ -186,7 +186,7 @@ class Supervisor:
                 )
 
     def _poll(self, seconds: float) -> None:
-        """Wait at most `seconds` for an event and handle it."""
+        """Wait at most `seconds` for a message from a rank or a signal, and handle it."""
         for key, _ in self._selector.select(self._sleep(seconds)):
             if key.data is None:
                 self._signals.drain()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
-    """Auxiliary loss E sum_e f_e P_e of this rank's slice, summed over sequences.
+    """The part of the auxiliary loss E sum_e f_e P_e that comes from this rank's slice, summed over sequences.
 
     For a sequence of `whole` tokens, each of which chooses K experts, f_e is the fraction of these choices that pick
     expert e, and P_e is the mean probability of e over the tokens (Fedus et al. 2022, eq. 4; per sequence and with

@@ -106,7 +106,8 @@ class MoeLayer(nn.Module):
             self.shared = SharedExperts(factory, f"layers.{layer}.shared", moe, d_model, out_std)
 
     def set_placement(self, logical: Sequence[int]) -> None:
-        """Set the placement: expert `logical[slot]` is in slot `slot`. The caller moves the weights."""
+        """Set which rank holds each expert: slots are numbered by ep rank, then by index on that rank, and
+        `logical[slot]` is the expert in a slot. The caller moves the weights."""
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:

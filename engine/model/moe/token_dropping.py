@@ -1,4 +1,5 @@
-"""Expert capacity and token dropping: which of the chosen (token, expert) pairs run.
+"""Expert capacity and token dropping: which of the (token, expert) pairs chosen by the router are computed, and which
+are dropped.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """

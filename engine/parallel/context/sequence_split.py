@@ -18,8 +18,9 @@ from engine.parallel.collectives import Axis
 
 
 def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
-    """The indices of the pieces that each of the cp x tp ranks holds. Ranks are in an order in which tp varies fastest,
-    and pieces are numbered in sequence order."""
+    """For each of the cp x tp ranks, the indices of the pieces (the contiguous halves of its slice) that it holds; with
+    cp = 1, a slice is one piece. Ranks are in an order in which tp varies fastest, and pieces are numbered in sequence
+    order."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
     chunks = [
@@ -51,9 +52,9 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the tokens that chose each expert. `chosen_BSE` is 1 where the token chose the expert, else 0. Returns
-        two counts over the whole sequence: [B, S, E], the number of tokens before each token that chose the expert, and
-        [B, E], the number of all tokens that chose the expert.
+        """Count, over the whole sequence, the tokens routed to each expert. `chosen_BSE` is 1 where the router chose
+        the expert for the token, else 0. Returns two counts: [B, S, E], how many tokens before each token are routed to
+        the expert, and [B, E], how many tokens of the sequence are routed to it.
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = _counts(parts)
@@ -65,9 +66,9 @@ class SequenceSlices:
         return torch.cat(earlier, 1), ends[:, -1]
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
-        """Start to count how many tokens of the whole sequence chose each expert. `chosen_BSE` is 1 where a token chose
-        an expert, else 0. The returned function yields the counts, [B, E]: its first call waits for the counts of the
-        other ranks, and caches the result, because recomputation needs it again."""
+        """Start to count how many tokens of the whole sequence are routed to each expert. `chosen_BSE` is 1 where the
+        router chose the expert for the token, else 0. The returned function yields the counts, [B, E]: its first call
+        waits for the counts of the other ranks, and caches the result, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:
@@ -99,5 +100,5 @@ class SequenceSlices:
 
 
 def _counts(parts: Sequence[Tensor]) -> Tensor:
-    """For each part of a slice, the number of tokens that chose each expert, [B, parts, E]."""
+    """For each of the given parts of a slice, the number of tokens routed to each expert, [B, parts, E]."""
     return torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)

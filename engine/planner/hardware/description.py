@@ -1,5 +1,5 @@
 """Description of a machine for the planner: the device, the links between ranks, and the efficiency, that is, which
-share of each peak rate a run reaches."""
+fraction of each peak rate a run reaches."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):
-    """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a matmul."""
+    """One accelerator, or the CPU cores that one rank uses. `peak`: dense FLOP/s by the precision of a matmul."""
 
     memory_bytes: Above0
     memory_bandwidth: Above0  # bytes/s
@@ -20,8 +20,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(Struct, frozen=True, forbid_unknown_fields=True):
-    """One level of links, such as those inside a node. `ranks`: maximum number of ranks that links of this level
-    connect; None: any number."""
+    """The links at one level of the network, for example inside a node or between nodes. `ranks`: maximum number of
+    ranks that these links connect; None: any number."""
 
     name: str
     ranks: Annotated[int, Meta(ge=2)] | None
@@ -31,7 +31,8 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
-    """The share of each peak rate that a run reaches, fitted to a hardware generation or measured by `engine probe`."""
+    """The fraction of each peak rate that a run reaches, fitted to a hardware generation or measured by `engine
+    probe`."""
 
     gemm: Share = 0.8  # share of the dense peak that a large matmul reaches
     half_rows: AtLeast0 = 128.0  # number of rows at which a matmul reaches half of `gemm`
@@ -92,7 +93,7 @@ class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the devices are known to be CPUs. Ranks on CPUs communicate with gloo."""
+        """Whether the hardware was measured with gloo, which ranks on CPUs use to communicate."""
         return self.measured is not None and self.measured.backend == "gloo"
 
     def link(self, ranks: int) -> Link:

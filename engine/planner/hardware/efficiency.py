@@ -1,4 +1,4 @@
-"""Fitted efficiencies by hardware generation."""
+"""The fraction of each peak rate that runs reach on a hardware generation, fitted to published measurements."""
 
 import tomllib
 from functools import lru_cache
@@ -11,6 +11,6 @@ from engine.planner.hardware.description import Efficiency
 
 @lru_cache(maxsize=1)
 def efficiencies() -> dict[str, Efficiency]:
-    """The efficiencies in efficiency.toml, by GPU generation, such as Hopper."""
+    """The fitted fractions of the peak rates in efficiency.toml, by GPU generation, such as Hopper."""
     text = resources.files(__package__).joinpath("efficiency.toml").read_text()
     return msgspec.convert(tomllib.loads(text), dict[str, Efficiency])

@@ -1,4 +1,5 @@
-"""Finds hardware descriptions by name in the table of known machines, or reads them from a user's TOML file."""
+"""Finds the hardware description of a machine by its name in the planner's hardware table, or reads one from a user's
+TOML file."""
 
 import difflib
 import tomllib
@@ -49,12 +50,12 @@ class _Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def names() -> list[str]:
-    """The names of the known machines."""
+    """The names of the machines in the hardware table."""
     return list(_table().machines)
 
 
 def networks() -> list[str]:
-    """The names of the links that can connect any number of ranks and can therefore be the outermost level."""
+    """The names of the links that can connect any number of ranks, and therefore all nodes of a cluster."""
     return [name for name, link in _table().links.items() if link.ranks is None]
 
 
@@ -82,8 +83,8 @@ def hardware(name: str) -> Hardware:
 
 
 def by_device(device: str) -> Hardware | None:
-    """The known machine with this device, or None. For example, the device "NVIDIA A100-SXM4-80GB" matches the machine
-    A100-80, because the device name contains both the chip and the memory size."""
+    """The machine of the hardware table that has this device, or None. For example, the device "NVIDIA A100-SXM4-80GB"
+    matches the machine A100-80, because the device name contains both the chip and the memory size."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
     return hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
@@ -129,8 +130,8 @@ def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_hardware(name_or_path: str) -> Hardware:
-    """The hardware description of a known machine, or the one in a file. A name is a path if it ends in .toml, or if it
-    names an existing file and is not the name of a known machine."""
+    """The hardware description of a machine in the hardware table, or the one in a file. `name_or_path` is a path if it
+    ends in .toml, or if it names an existing file and no machine in the table."""
     if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
         return load(name_or_path)
     return hardware(name_or_path)

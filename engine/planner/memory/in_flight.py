@@ -2,8 +2,8 @@
 
 The forward pass of a micro-batch on a stage increases the stage's count by 1. The last backward action of a micro-batch
 (B, or W of a split backward pass) decreases it by 1. The counts come from the rank's list of actions
-(`engine/planner/schedule.py`). After the first rounds the actions repeat, so a few rounds are enough to find the
-highest counts of a step with many micro-batches.
+(`engine/planner/schedule.py`). Except under GPipe, the sequence of actions repeats after the warm-up, so a step with
+few micro-batches already reaches the highest counts of a step with many.
 """
 
 from functools import lru_cache
@@ -17,9 +17,9 @@ Counts = tuple[int, ...]  # micro-batches in flight on each stage of a rank, in 
 def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
-    """The combinations of in-flight counts that a rank reaches in a step, as tuples with one count per stage. A tuple
-    is left out if another tuple has at least the same count on every stage. For any stage sizes, the peak memory occurs
-    at one of the returned combinations."""
+    """The combinations of in-flight counts that a rank reaches in a step, as tuples with one count per stage. A
+    combination is left out if another one has at least as many micro-batches in flight on every stage. For any stage
+    sizes, the peak memory occurs at one of the returned combinations."""
     if ranks == 1:
         return ((1,) * virtual_stages,)
     return _highest(

@@ -5,7 +5,8 @@ The peak is the maximum over these points, for each count of micro-batches in fl
 - the computation of a micro-batch's loss, during which a chunk of the logits also exists in fp32;
 - the backward pass of a layer, during which recomputed activations and gradients of activations exist;
 - the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
-- the backward pass of the first layer, if gradients take more memory than before while activations are freed.
+- the backward pass of the first layer, which runs last, if the gradients of the other layers or the buffers for
+reducing them have been allocated since the backward pass began.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
@@ -37,8 +38,9 @@ class RankMemory:
     reducing a unit's gradients. `activations`: layer inputs and the tensors that attention and dense MLPs keep for the
     backward pass, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep for the
     backward pass, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that exist
-    only during the backward pass of a layer. `pipeline`: buffers between stages. `framework`: contexts, communication
-    buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
+    only during the backward pass of a layer. `pipeline`: buffers for the tensors sent between pipeline stages.
+    `framework`: contexts, communication buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which
+    checkpoints are written.
     """
 
     parameters: float
@@ -77,13 +79,15 @@ class LayerBytes:
         self._reductions: dict[Layer, UnitReduction | None] = {}
 
     def kept(self, layer: Layer) -> dict[str, float]:
-        """Bytes that a layer keeps for the backward pass of a micro-batch, by kind."""
+        """Bytes of the tensors that a layer keeps for the backward pass of a micro-batch, by category
+        (`saved.Kind`)."""
         if layer not in self._kept:
             self._kept[layer] = _by_kind(LISTS[self.job.framework].saved_of_layer(self.job, layer))
         return self._kept[layer]
 
     def working(self, layer: Layer) -> float:
-        """Bytes that the backward pass of the layer needs in addition to the kept bytes."""
+        """Bytes that the backward pass of the layer needs in addition to the tensors that the forward pass has kept for
+        it."""
         if layer not in self._working:
             self._working[layer] = layer_working(self.job, layer)
         return self._working[layer]
@@ -113,8 +117,8 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
 
 
 def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict[str, float]:
-    """Bytes that a micro-batch on a stage keeps for its backward pass, by kind. `masked`: whether attention within
-    documents uses masks, which is the case on CPUs."""
+    """Bytes of the tensors that a stage keeps for the backward pass of a micro-batch, by category (`saved.Kind`).
+    `masked`: whether attention within documents uses masks, which is the case on CPUs."""
     job = layers.job
     lists, model = LISTS[job.framework], job.model
     parts: list[tuple[dict[str, float], int]] = []
@@ -214,7 +218,8 @@ def _moments(
 
 
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
-    """Two numbers of bytes: the buffers between pipeline stages, and the logits that are kept for the backward pass.
+    """Two sizes in bytes: that of the buffers between pipeline stages, and that of the logits that are kept for the
+    backward pass.
 
     The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step: one
     for activations and one for gradients. torch also keeps the output of each micro-batch in flight. With recompute,

@@ -1,4 +1,4 @@
-"""Plans the memory of a job by component and pipeline rank, and checks whether it fits. Sizes are bytes."""
+"""Predicts the memory that a job needs, by component and pipeline rank, and checks whether it fits. Sizes are bytes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +20,9 @@ SMALL = GIB / 10  # below this size, a sentence names MiB
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Planned memory of a job. `in_flight[r]`: the number of micro-batches in flight on each stage of pipeline rank r
-    when its memory peaks. `host_copy`: host memory from which a rank's checkpoints are written; it is pinned if the
-    rank has a GPU."""
+    """The predicted memory of a job. `in_flight[r]`: the number of micro-batches in flight on each stage of pipeline
+    rank r when its memory peaks. `host_copy`: host memory from which a rank's checkpoints are written; it is pinned if
+    the rank has a GPU."""
 
     ranks: tuple[RankMemory, ...]
     in_flight: tuple[Counts, ...]
@@ -57,9 +57,9 @@ class MemoryPlan:
 
 
 def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:
-    """Plan the memory of a job. If `hardware` is a machine with GPUs, the plan includes the memory that libraries
-    reserve on a GPU. With `gloo`, or if the hardware was measured with gloo, the plan includes the buffers that the
-    engine's collectives keep on CPUs."""
+    """Predict the memory that a job needs. If `hardware` is a machine with GPUs, the prediction includes the memory
+    that libraries reserve on a GPU. With `gloo`, or if the hardware was measured with gloo, the prediction includes the
+    buffers that the engine's collectives keep on CPUs."""
     gloo = gloo or (hardware is not None and hardware.on_cpu)
     framework = RESERVED * hardware.device.memory_bytes if hardware and not hardware.on_cpu else 0.0
     layers = LayerBytes(job)

@@ -79,8 +79,8 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 def saved_of_documents(job: Job) -> list[Saved]:
     """Storages that attention keeps on a CPU if tokens attend only within their document: the masks and, if positions
-    restart, the rotary tables. All layers of a stage share these storages. On a GPU, lists of blocks are kept instead;
-    they are too small to count."""
+    restart, the rotary tables. All layers of a stage share these storages. On a GPU, the block masks of flex attention
+    are kept instead; they are too small to count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -154,8 +154,8 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
 
 
 def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
-    """The storages of latent attention. The kernel needs equal head dimensions, so values (or queries and keys) with a
-    smaller one are padded with zeros, and the kernel saves the padded copies.
+    """The storages that latent attention (MLA) saves for the backward pass. The kernel needs equal head dimensions, so
+    values (or queries and keys) with a smaller one are padded with zeros, and the kernel saves the padded copies.
     """
     sizes, D = Sizes.of(job), job.model.d_model
     t, T, a, tp = sizes.slice_tokens, sizes.tokens, sizes.stream, sizes.tp

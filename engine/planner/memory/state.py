@@ -8,7 +8,7 @@ bytes per parameter over d ranks.
 
 The engine (docs/architecture.md) keeps fp32 shards of its weights at every ZeRO stage, and gathers the weights in the
 precision of the matmuls. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only while
-their unit runs.
+their FSDP unit runs.
 """
 
 from typing import NamedTuple
@@ -28,10 +28,10 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 
 
 class State(NamedTuple):
-    """Bytes of state on one rank. `gathered`: weights that are gathered during the backward pass. `staying`: weights
-    that are still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the
-    next. `pending`: in a run on CPUs, the buffers of the gradient reductions in progress. `reduced`: buffers in which
-    one FSDP unit's gradients are reduced in the backward pass."""
+    """Bytes of parameters, gradients and optimizer state on one rank. `gathered`: weights that are gathered during the
+    backward pass. `staying`: weights that are still gathered while the loss is computed. `gradients`: gradients that
+    are kept from one micro-batch to the next. `pending`: in a run on CPUs, the buffers of the gradient reductions in
+    progress. `reduced`: buffers in which one FSDP unit's gradients are reduced in the backward pass."""
 
     parameters: float
     gathered: float
@@ -43,8 +43,8 @@ class State(NamedTuple):
 
 
 def state_of(job: Job, pp: int, held: Held, gloo: bool = False) -> State:
-    """The state of a rank that has pipeline coordinate `pp` and holds the parameters `held`. `gloo`: include the
-    buffers of the engine's collectives on CPUs."""
+    """The bytes of parameters, gradients and optimizer state on a rank that has pipeline coordinate `pp` and holds the
+    parameters `held`. `gloo`: include the buffers of the engine's collectives on CPUs."""
     return _engine(job, pp, held, gloo) if job.framework == "engine" else _megatron(job, pp, held)
 
 

@@ -26,10 +26,10 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Sizes in bytes. `buffers`: the two or three buffers for reducing the gradients. `freed`: the part of the unit's
-    gathered weights that has already been freed. `gone`: by kind, the bytes of saved tensors of the layer that the
-    backward pass has already freed. `working`: recomputed tensors that still exist, and the gradient of the residual
-    stream."""
+    """Memory in bytes while the gradients of an FSDP unit are reduced. `buffers`: the two or three buffers for reducing
+    the gradients. `freed`: the part of the unit's gathered weights that has already been freed. `gone`: the saved
+    tensors of the layer that the backward pass has already freed, by category (`saved.Kind`). `working`: recomputed
+    tensors that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float

@@ -3,9 +3,9 @@ for each combination of cp, tp, ep, micro-batch size and recompute mode, as if o
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the mean size of a rank's state (parameters, gradients, optimizer state) plus
-the activations of the first rank's micro-batches in flight. Parts that need a full plan (sends, the optimizer step, the
-bubble of a split backward pass, working memory) are left out. The full plan of a choice rarely predicts less time or
-memory than these bounds.
+the activations of the first rank's micro-batches in flight. The bounds leave out costs that only a full plan computes:
+sends, the optimizer step, the bubble of a split backward pass, and working memory. The full plan of a choice rarely
+predicts less time or memory than these bounds.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ from engine.planner.workload.parameters import Held, by_part, total
 
 
 class Bounds:
-    """Computes the bounds for choices (`Choice`) applied to one layout, on one machine."""
+    """Computes lower bounds on step time and memory for a layout whose settings are replaced by those of a `Choice`."""
 
     def __init__(self, layout: Layout, hardware: Hardware, release: str | None):
         self.job, self.model, self.hardware, self.name = Job.of(layout), layout.model, hardware, release

@@ -19,9 +19,9 @@ CLOSE = 0.005  # maximum relative difference in step time that is reported as "a
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The best choice with one setting changed. `why`: the effect of the change, in one clause. `order`: "faster" or
-    "slower" if the predictions tell which layout is faster, else "uncertain"; None if the changed choice is not legal
-    or does not fit into memory."""
+    """The best choice with one setting changed. `why`: what the change does to step time or memory, or why it is not
+    legal, in one clause. `order`: "faster" or "slower" if the predictions tell which layout is faster, else
+    "uncertain"; None if the changed choice is not legal or does not fit into memory."""
 
     change: str
     choice: Choice

@@ -26,7 +26,7 @@ LOOSE = 0.95  # the lower bound on memory is multiplied by this, because it can 
 
 @dataclass(frozen=True)
 class Found:
-    """A choice and its plan."""
+    """A candidate layout of the search (`choice`) and the planner's full plan of it."""
 
     choice: Choice
     plan: WhatIf

@@ -30,7 +30,7 @@ MOST_VIRTUAL = 12
 
 
 class Choice(NamedTuple):
-    """The settings that the search chooses. `micro_batch` is the micro-batch size in sequences."""
+    """The settings of a layout that the search varies. `micro_batch` is the micro-batch size in sequences."""
 
     pp: int
     dp_replicate: int
@@ -81,7 +81,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def in_layout(cls, layout: Layout) -> "Choice":
-        """The choice that corresponds to a layout's current settings."""
+        """The current settings of `layout` as a `Choice`."""
         grid = layout.ranks
         return cls(
             grid.pp,

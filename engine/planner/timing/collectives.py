@@ -1,4 +1,5 @@
-"""Seconds of a collective: alpha-beta-gamma costs of the common algorithms, over one or two levels of links.
+"""Seconds of a collective: alpha-beta-gamma costs of the common algorithms, in groups inside one node and in groups
+that span several nodes.
 
 An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma seconds.
 Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamma the time to reduce a byte
@@ -7,9 +8,9 @@ Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamm
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
 network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, including those between domains; r
 such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower
-level of links determines its time. The hierarchical algorithm has one phase inside the domains and one between them, in
-either order. The hierarchical algorithm has fewer steps than a ring and sends only n/r (N-1)/N bytes over an outer
-link, but its phases do not overlap.
+links, those inside a node or those between nodes, determine its time. The hierarchical algorithm has one phase inside
+the domains and one between them, in either order. The hierarchical algorithm sends fewer messages one after another
+than a ring, and sends only n/r (N-1)/N bytes over an outer link, but its phases do not overlap.
 """
 
 from functools import lru_cache
@@ -21,7 +22,7 @@ from engine.planner.timing.measured import measured_time
 
 
 def level_time(kind: str, size: float, ranks: int, link: Link, share: float, gamma: float) -> float:
-    """Seconds of the fastest algorithm on one level of links."""
+    """Seconds of a collective whose ranks are all connected by `link`, with the fastest algorithm."""
     return _level_time(kind, size, ranks, link.latency, 1 / (link.bandwidth * share), gamma)[0]
 
 
@@ -37,8 +38,8 @@ def _level_time(
 
 
 def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
-    """The number of ranks of a group that share an inner domain, and the number of domains that the group spans.
-    Consecutive ranks of the group are `stride` apart."""
+    """The number of ranks of a group that share a domain, such as a node, and the number of domains that the group
+    spans. Consecutive ranks of the group are `stride` apart."""
     inner = hardware.links[0].ranks
     if inner is None or len(hardware.links) == 1:
         return ranks, 1
@@ -47,8 +48,8 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
 
 
 def share_inside(axis: str, together: int, ranks: int) -> float:
-    """Of the bytes sent over an axis, the share that stays inside a domain. A group has `ranks` ranks, `together` of
-    them in each domain. For a group inside one domain, the share is 1."""
+    """Of the bytes sent over an axis, the share that stays inside a domain, such as a node. A group has `ranks` ranks,
+    `together` of them in each domain. For a group inside one domain, the share is 1."""
     if axis == "ep":
         return (together - 1) / (ranks - 1)
     return (1 - 1 / together) / (1 - 1 / ranks)
@@ -57,11 +58,11 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """For the inner and the outer level of links: the number of bytes and the number of consecutive messages that a
-    rank sends in a collective. Over N domains of r ranks, a rank sends n (r-1)/r bytes of an n-byte buffer inside its
-    domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce, it sends twice these
-    amounts. In an all-to-all, a rank sends each byte once; with `copies` > 1 (see `dispatch_time`), a rank sends a
-    token at most once to each other domain."""
+    """For the links inside a domain, and for the links between domains: the number of bytes and the number of
+    consecutive messages that a rank sends in a collective. Over N domains of r ranks, a rank sends n (r-1)/r bytes of
+    an n-byte buffer inside its domain and n/r (N-1)/N to other domains (the hierarchical algorithm); in an all-reduce,
+    it sends twice these amounts. In an all-to-all, a rank sends each byte once; with `copies` > 1 (see
+    `dispatch_time`), a rank sends a token at most once to each other domain."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:
@@ -128,8 +129,8 @@ def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
     """The time in seconds and the name of the faster of two all-to-all algorithms. In the direct algorithm, each rank
-    sends every other rank its part. In the hierarchical algorithm, a rank sends all rows for another domain to the rank
-    with the same index in that domain, which distributes them there."""
+    sends one message to every other rank. In the hierarchical algorithm, a rank sends all tokens for another domain to
+    the rank with the same index in that domain, which distributes them there."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out

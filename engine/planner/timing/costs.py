@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 class Cost(NamedTuple):
     """`steps`: number of messages on the critical path. `sent` and `reduced`: bytes sent and bytes reduced (added up)
-    on this path, as multiples of the buffer size. If all ranks do the same work, each rank sends `sent` times the size
-    of the buffer."""
+    on this path, as multiples of the buffer size. If all ranks send the same number of bytes, each sends `sent` times
+    the size of the buffer."""
 
     steps: float
     sent: float
@@ -56,9 +56,9 @@ def _doubling_all_reduce(ranks: int) -> Cost:
 
 
 def _doubling(ranks: int) -> Cost:
-    """An all-gather by recursive doubling. If P is not a power of two, P - p of the p ranks hold the parts of two ranks
-    after the first messages, so their blocks are larger. At the end, these P - p ranks send the whole buffer to their
-    partners."""
+    """An all-gather by recursive doubling. If P is not a power of two, P - p of the p ranks first receive the input of
+    a partner, so they begin with two blocks instead of one, and send larger messages. At the end, these P - p ranks
+    send the whole buffer to their partners."""
     p = power_of_two(ranks)
     if p == ranks:
         return Cost(log(ranks), share_of_others(ranks))

@@ -1,11 +1,12 @@
 """Seconds that operations take on one device, without communication: matmuls, attention, pointwise work.
 
-A matmul of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)) seconds. The terms with `half`
-account for partial tiles at the edges, for a last wave that does not fill the device, and for the start and end of each
-tile's loop: `half` is the number of rows at which a matmul runs at half speed if its other dimensions are large. A
-matmul never takes less than the time to read its operands from memory and write its result (roofline, Williams et al.
-2009). A grouped matmul consists of `count` matmuls with few rows each. Small experts are therefore slowed down both by
-the terms with `half` and by memory reads.
+A matmul of m x k by k x n takes 2 m n k / rate x (1 + half (1/m + 1/n + 1/k)) seconds, where `rate` is the FLOP/s of
+large matmuls (a share of the device's peak). The terms with `half` account for partial tiles at the edges, for a last
+wave that does not fill the device, and for the start and end of each tile's loop: `half` is the number of rows at which
+a matmul runs at half speed if its other dimensions are large. A matmul never takes less than the time to read its
+operands from memory and write its result (roofline, Williams et al. 2009). A grouped matmul consists of `count` matmuls
+with few rows each. The matmuls of small experts therefore reach a low rate, both because of the terms with `half` and
+because of memory reads.
 """
 
 from engine.config.refusal import RefusedError

@@ -91,8 +91,8 @@ def _crossover(flat: MeasuredCollective, long: MeasuredCollective) -> float:
 
 
 def with_chosen(hardware: Hardware) -> Hardware:
-    """The hardware description for a run with `run.collectives`: an all-reduce of each size takes the time of the
-    fastest measured algorithm. Returns `hardware` unchanged if no algorithms were measured."""
+    """The hardware description for a run with the setting `run.collectives`, in which an all-reduce of each size uses
+    the fastest measured algorithm. Returns `hardware` unchanged if no algorithms were measured."""
     measured = hardware.measured
     if measured is None or not (reduces := [row for row in measured.algorithms if row.kind == "all_reduce"]):
         return hardware

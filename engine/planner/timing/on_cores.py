@@ -3,8 +3,8 @@
 Step times on CPU cores are predicted differently from those on GPUs in three ways. The cores that dispatch operations
 also run the kernels, so the time to dispatch an operation adds to the time of its kernel. Pointwise work is limited by
 arithmetic on cached data and not by memory bandwidth, so `engine probe` measures its rate separately, on whole layers.
-Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the time of a step is the
-work of all ranks divided by the number of cores, and a pipeline's bubble costs no time while there are more ranks than
+Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the time of a step is the CPU
+time of all ranks divided by the number of cores, and a pipeline's bubble costs no time while there are more ranks than
 cores.
 """
 
@@ -66,7 +66,7 @@ class CoreKernels(Kernels):
 
 
 class CoresStep(Step):
-    """Computes the time of a step on shared cores as the sum of its parts (see `Step`)."""
+    """Predicts the time of a step on CPU cores that ranks share, as the sum of its phases (see `Step`)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release, measured: Measurement):
         super().__init__(job, hardware, release)
@@ -120,8 +120,8 @@ class CoresStep(Step):
         return operations * self.hardware.efficiency.operation
 
     def _window(self, forward: list[float], backward: list[float]) -> float:
-        """The larger of two times: the pipeline's critical path as if each rank had its own core, and the total work of
-        all ranks divided among the shared cores."""
+        """The larger of two times: the pipeline's critical path as if each rank had its own core, and the CPU time of
+        all ranks divided by the number of cores."""
         job, grid = self.job, self.job.grid
         alone = pipeline_time(job.schedule, grid.pp, job.virtual_stages, job.micro_batches, forward, backward)
         busy = rank_times(job.schedule, grid.pp, job.virtual_stages, forward, backward)
@@ -133,8 +133,9 @@ class CoresStep(Step):
         return self.scale * super()._sends()
 
     def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
-        """Seconds of gathers and reductions. An FSDP unit cannot run until its weights are gathered, so the gathers are
-        fully exposed. Reductions overlap with the backward pass but use the same cores."""
+        """Seconds that data parallelism takes: weight gathers, gradient reductions, and the host time of FSDP's hooks.
+        An FSDP unit cannot run until its weights are gathered, so the gathers are fully exposed. Reductions overlap
+        with the backward pass but use the same cores."""
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded

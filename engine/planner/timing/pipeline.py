@@ -15,13 +15,14 @@ def pipeline_time(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Seconds until the last rank is done, excluding the time of sends.
+    """Seconds until the last rank has finished all micro-batches of a step, excluding the time of sends.
 
     Each micro-batch takes the time that the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules,
     filling and draining the pipeline adds one forward and one backward pass of a stage for each rank except the
-    slowest. With balanced stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473,
-    section 2.2). Two cases are simulated instead (see `simulated`): schedules that split the backward pass, and
-    interleaved schedules with fewer micro-batches than ranks, in which a rank also waits between two of its stages.
+    slowest. With balanced stages, the bubble is (p - 1) / (m v + p - 1) for p ranks, m micro-batches and v stages per
+    rank (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Two cases are simulated instead (see `simulated`):
+    schedules that split the backward pass, and interleaved schedules with fewer micro-batches than ranks, in which a
+    rank also waits between two of its stages.
     """
     busy = rank_times(name, ranks, virtual_stages, forward, backward)
     if ranks == 1:
@@ -50,9 +51,9 @@ def simulated(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Time of a pipeline in seconds, from a simulation of its schedule. The two parts of a split backward pass are
-    assumed to take equal time. The time of many micro-batches is extrapolated from two shorter simulations: in the
-    steady state of the pipeline, each further micro-batch adds the same time."""
+    """Time of a pipeline in seconds, from a simulation of its schedule. In a split backward pass, the input gradients
+    and the weight gradients are assumed to take equal time. The time of many micro-batches is extrapolated from two
+    shorter simulations: in the steady state of the pipeline, each further micro-batch adds the same time."""
     short = max(ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
     if micro_batches <= short + ranks:
         return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)

@@ -1,6 +1,6 @@
-"""Predicts the time of a step. On CPU cores that `engine probe` measured, the prediction also counts the operations
-that torch dispatches (`on_cores.py`). Also predicts the time of all collectives of a step by axis, whether or not
-computation hides them."""
+"""Predicts the time of a training step. On CPU cores that `engine probe` measured, the prediction also counts the
+operations that torch dispatches (`on_cores.py`). Also predicts the time of all collectives of a step by axis, whether
+or not computation hides them."""
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time
@@ -22,7 +22,7 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
 
 def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
     """For a rank at pipeline coordinate `pp`, the time per step that the collectives of each axis take, in seconds.
-    `Prediction.phases` contains only the exposed part of this time."""
+    This includes time that overlaps with computation, which `Prediction.phases` leaves out."""
     found: dict[str, float] = {}
     for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
         found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)
@@ -30,8 +30,8 @@ def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None =
 
 
 def _seconds(one: Exchange, hardware: Hardware) -> float:
-    """The time of one exchange, in seconds. If an exchange is sent as several collectives (`pieces`), their times are
-    added."""
+    """The time of an exchange, such as an all-gather of weights, in seconds. If an exchange is sent as several
+    collectives (`pieces`), their times are added."""
     if one.copies > 1:
         return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, hardware)
     return one.pieces * collective_time(one.kind, one.bytes / one.pieces, one.ranks, one.stride, hardware)

@@ -54,8 +54,8 @@ PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over
 class Prediction:
     """A predicted step. `step_s`: low, likely and high estimate of the step time, in seconds. `phases`: seconds by
     cause, which add up to `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed
-    collectives and recomputation. `bubble`: idle share of the pipeline's window, averaged over ranks. The entry
-    `bubble` of `phases` is the idle time of the slowest rank."""
+    collectives and recomputation. `bubble`: share of the time from the first to the last pipeline action in which a
+    rank is idle, averaged over ranks. The entry `bubble` of `phases` is the idle time of the slowest rank."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -71,7 +71,8 @@ class Prediction:
 
 @dataclass
 class Pass:
-    """Times of the forward pass, the backward pass and the recomputation of one micro-batch, for a part of a stage."""
+    """Times of the forward pass, the backward pass and the recomputation of one micro-batch, for the embedding, the
+    layers or the head of a stage."""
 
     forward: Seconds = field(default_factory=Seconds)
     backward: Seconds = field(default_factory=Seconds)
@@ -84,11 +85,11 @@ class Pass:
 
 
 Blocks = tuple[Pass, Pass, Pass]
-"""The times of a stage: embedding, layers, head."""
+"""The times of a stage's embedding, of its layers, and of its head."""
 
 
 class Step:
-    """Computes the time of a step as the sum of its parts (computation, bubble, sends, ...)."""
+    """Computes the time of a step as the sum of its phases (computation, bubble, sends between stages, ...)."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
@@ -260,9 +261,9 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds by which an exchange, split into `parts` equal parts, lengthens the computation that it overlaps with.
-    The exposed time is the longer of two: the time of one of these parts, and the time by which the exchange outlasts
-    the computation. The hidden part of the exchange slows down the kernels that run at the same time."""
+    """Seconds by which an exchange lengthens the computation that it overlaps with. The exchange is split into `parts`
+    equal collectives. At least the time of one of them is exposed, and at least the time by which the exchange outlasts
+    the computation. During the rest of its time, the exchange slows down the kernels that run concurrently."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 

@@ -32,7 +32,8 @@ def head_work(job: Job) -> Work:
 
 @lru_cache(maxsize=4096)
 def embedding_work(job: Job) -> Work:
-    """The operations of the embedding: the lookup and, with tp, the sum over the parts of the vocabulary."""
+    """The operations of the embedding: the lookup and, with tp, the reduction over the tp ranks, each of which has a
+    part of the vocabulary."""
     ops, width = Operations(job), job.model.d_model
     ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
     if job.framework == "megatron" and not job.adapters:

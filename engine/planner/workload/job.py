@@ -27,7 +27,8 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Job:
-    """The work of a training step (one optimizer update). Batch sizes are in sequences, other sizes in elements.
+    """The training job whose step time, memory and traffic the planner predicts; a step is one optimizer update. Batch
+    sizes are in sequences, other sizes in elements.
 
     `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage s;
     None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
@@ -46,8 +47,8 @@ class Job:
     `router_scores`: whether routers gather all scores of a sequence. `router_counts`: how many times a router gathers
     its counts of (token, expert) pairs in each forward pass. `bias_balance`: the router balances the experts' loads
     with biases (docs/evidence/bytes.md). `expert_choice`: experts choose tokens. `compression`: how the engine's
-    replicas compress gradients (docs/train/compression.md). `averaged`: an average of the weights is kept.
-    `token_bytes`: bytes per token in the token shards that training reads; 0: the text is in memory. `documents`:
+    replicas compress gradients (docs/train/compression.md). `averaged`: an exponential moving average of the weights is
+    kept. `token_bytes`: bytes per token in the token shards that training reads; 0: the text is in memory. `documents`:
     attention stays within documents, and with "reset", positions restart at each document. `saves`: whether the run
     saves checkpoints.
     """

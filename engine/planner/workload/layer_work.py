@@ -2,7 +2,7 @@
 
 The bytes of a pointwise operation are the sizes, in bf16, of all tensors that its kernel reads or writes. Kernels are
 assumed to be fused as in Megatron-LM and torch.compile: one kernel each for norm, rotary positions, bias with
-activation, dropout with residual, and permutation of rows.
+activation, dropout with residual, and the permutation of tokens before and after the experts.
 """
 
 from functools import lru_cache
@@ -88,7 +88,8 @@ class Operations:
         self.memory(2 * tokens * width, 4 * tokens * width, again=2)
 
     def residual(self, width: float) -> None:
-        """Add the work of a residual connection: dropout or bias, and the addition to the residual stream."""
+        """Add the pointwise operations of a residual connection: dropout or bias, and the addition to the residual
+        stream."""
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:
@@ -205,9 +206,10 @@ def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
     """Add the attention scores, the softmax, the weighted sum of values, and the collectives over cp. `apart`: the
-    scores, the softmax and the sum run in separate kernels, not in a fused kernel. Separate kernels are assumed for
-    attention windows with sinks, because Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older
-    than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with this assumption."""
+    scores, the softmax and the weighted sum run in separate kernels, not in a fused kernel. Separate kernels are
+    assumed for sliding-window attention with sinks, because Megatron-Bridge uses separate kernels for sinks if
+    Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with
+    this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]

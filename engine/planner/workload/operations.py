@@ -62,7 +62,7 @@ class AttentionCore:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Pointwise work that moves `bytes` through device memory in `kernels` launches."""
+    """Pointwise operations that move `bytes` through device memory in `kernels` kernel launches."""
 
     bytes: float
     kernels: float = 1
@@ -89,8 +89,8 @@ Operation = Gemm | AttentionCore | Memory | Collective
 @dataclass(frozen=True)
 class Work:
     """Operations of a layer, the embedding or the head. `core`: the forward operations that the backward pass repeats
-    under selective recompute (in the engine, those of the attention block). `again`: those that it repeats under full
-    recompute.
+    under selective recompute (in the engine, those of the attention block). `again`: the forward operations that the
+    backward pass repeats under full recompute.
     """
 
     forward: tuple[Operation, ...]

@@ -72,7 +72,7 @@ class Shards:
 
 
 def layer_parameters(model: Transformer, layer: Layer) -> Parts:
-    """Parameter counts of a layer, by part."""
+    """Parameter counts of a layer, by part (mixer, experts, norms, ...)."""
     return _by_part(Counter(layer_weights(model, layer)))
 
 
@@ -89,7 +89,7 @@ def active(model: Transformer, mtp: bool = False) -> int:
 
 
 def by_part(model: Transformer, mtp: bool = False) -> Parts:
-    """Parameter counts of the model, by part."""
+    """Parameter counts of the model, by part (mixer, experts, norms, ...)."""
     return _by_part(_weights(model, mtp))
 
 

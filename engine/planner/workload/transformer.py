@@ -1,7 +1,7 @@
 """A transformer as the planner describes it: a sequence of layers, each with a token mixer and a feed-forward part.
 
 This description also covers published models that the engine does not train, such as those with state-space mixers.
-Layers with the same description compare equal, so the cost of each kind is computed only once.
+Layers with the same description compare equal, so the cost of each kind of layer is computed only once.
 """
 
 from collections import Counter

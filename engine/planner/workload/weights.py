@@ -68,7 +68,8 @@ class Weight:
 
 
 class Ends(NamedTuple):
-    """Weights outside the layers. `head` is empty if the head shares the embedding's weight on the same rank."""
+    """Weights outside the layers: those of the embedding with learned positions, of the last norm and the head, and of
+    multi-token prediction. `head` has only the last norm if the head is tied to the embedding."""
 
     embedding: tuple[Weight, ...]
     head: tuple[Weight, ...]

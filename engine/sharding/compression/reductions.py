@@ -22,7 +22,8 @@ from engine.sharding.compression.methods import Reduction, power_sgd, quantised,
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The part of a unit's flat gradient that belongs to one parameter: this rank's shard, padded to `shape`."""
+    """This rank's shard of the gradient of one parameter, padded to `shape`, within the flat gradient of an FSDP
+    unit."""
 
     parameter: nn.Parameter
     name: str

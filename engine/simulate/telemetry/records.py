@@ -63,7 +63,7 @@ class Records:
     # ------------------------------------------------------------------------------------- introduction
 
     def hellos(self, board: KnobBoard, step: int, began_s: float) -> Iterator[Hello]:
-        """The hello of every rank, as of `step`."""
+        """The `Hello` message that every rank would send at `step`."""
         layout, cluster = self._layout, self._cluster
         facts: dict[str, Value] = layout_facts(layout) | {
             "data": "simulated",
@@ -97,7 +97,7 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """For each pair of pp and ep coordinates, the part of a hello message that lists the experts of a rank with
+        """For each pair of pp and ep coordinates, the part of a `Hello` message that lists the experts of a rank with
         these coordinates."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
@@ -114,7 +114,7 @@ class Records:
         }
 
     def board(self, board: KnobBoard) -> Board:
-        """The state of all knobs, as the leader reports it."""
+        """The message in which the leader reports all knobs and their values."""
         return Board(LEADER, board.revision, board.digest(), board.states())
 
     # --------------------------------------------------------------------------------------------- steps
@@ -176,7 +176,8 @@ class Records:
         return self._step.pack(columns)
 
     def timelines(self, found: Simulated) -> Iterator[Timeline]:
-        """The pipeline actions of the step, for one rank per pp coordinate."""
+        """The pipeline actions (forward and backward passes of micro-batches) of the step, for one rank per pp
+        coordinate."""
         clock = self._simulator.clock.predicted(found.job).clock
         times = found.times
         for rank, acts, starts, ends in zip(

@@ -65,7 +65,8 @@ class GradientNorm:
         return [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients so that their norm is at most `max_norm`. `norm`: the current norm."""
+        """Scale all gradients so that their norm is at most `max_norm`. `norm`: their norm before the scaling, as
+        returned by `__call__`."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
             torch._foreach_mul_(self.gradients(), factor)

@@ -208,8 +208,8 @@ def _help_s(terminal: Terminal) -> float:
 
 
 def _cursor_s(terminal: Terminal, right: bool) -> float:
-    """Seconds from the press of a cursor key until the inspector's title shows another rank. In a large grid, one cell
-    stands for many ranks."""
+    """Seconds from the press of a cursor key until the inspector's title shows another rank. In a run of many ranks,
+    one cell of the rank grid stands for several ranks."""
     return _key_s(terminal, b"l" if right else b"h", rb"Rank \d")
 
 

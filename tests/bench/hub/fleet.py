@@ -2,11 +2,12 @@
 
     python -m tests.bench.hub.fleet ENDPOINT WORLD FIRST LAST HZ [--relays=RANKS | --singly]
 
-Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
-until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
-`--singly`, it sends one frame per step. `Step.step_ms` holds the send time (`time.monotonic()`, ms), so that a receiver
-can compute the delay. With `--relays=8`, every 8 ranks send their steps through one simulated relay. Each relay sends
-frames as often as a real relay in a job of this size. In a relay's frame, only the first step contains the send time.
+Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ step records per second each, evenly spread
+over time, until the process gets SIGTERM. Like an agent, each rank sends its step records in frames five times per
+second; with `--singly`, it sends one frame per step record. `Step.step_ms` holds the send time (`time.monotonic()`,
+ms), so that a receiver can compute the delay. With `--relays=8`, every 8 ranks send their records through one simulated
+relay. Each relay sends frames as often as a real relay in a job of this size. In a relay's frame, only the first step
+record contains the send time.
 """
 
 import struct
@@ -42,7 +43,7 @@ def make_hello(rank: int, world: int) -> Hello:
 
 
 def make_step() -> Step:
-    """A step record as in a large run, with four axes, four phases and the parts of the bubble."""
+    """A step record as in a large run: the traffic on four axes, the times of four phases, and the bubble by cause."""
     comm = {axis: Traffic(1 << 20, 1.5, 0.25) for axis in ("dp", "tp", "pp", "ep")}
     phases = {"data": 0.1, "forward": 40.5, "backward": 81.25, "optimizer": 5.5}
     parts = {"schedule": 0.05, "wait": 0.03, "overhead": 0.02}
@@ -66,8 +67,8 @@ class Template:
 
 
 class Batch:
-    """The frame that a relay sends, with a few steps of each of its ranks. Two frames alternate, so that consecutive
-    frames differ."""
+    """The frame that a relay sends, with a few step records of each of its ranks. Two frames alternate, so that
+    consecutive frames differ."""
 
     def __init__(self, template: Template, ranks: Sequence[int], steps: int) -> None:
         others = [template.fill(rank, 0, 0.0) for rank in (list(ranks) * steps)[1:]]

@@ -1,4 +1,4 @@
-"""Measures what recording costs, and how long a seek in a recording takes.
+"""Measures the CPU time and the disk space that recording takes, and how long a seek in a recording takes.
 
 python -m tests.bench.hub.recording [RANKS] [STEPS]
 """

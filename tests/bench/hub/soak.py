@@ -4,8 +4,9 @@
 python -m tests.bench soak
 
 An hour with 20 steps per second and about one knob change per second has 72,000 steps and 3,600 changes. The benchmark
-sends about 500 steps per second. For each step, the benchmark sends the messages that a trainer sends: records, a
-summary, loads and sometimes full vectors.
+simulates about 500 steps per second. For each step, the benchmark sends the messages that a trainer sends: a record of
+each rank, a summary of the step, the expert load of each layer and, every 20 steps, the load of each expert and the
+pipeline timelines.
 """
 
 import contextlib

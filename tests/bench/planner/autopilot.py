@@ -279,7 +279,7 @@ def search(watcher: Watcher, legal: Mapping[str, Sequence[Value]]) -> tuple[Chan
 
 
 def in_turns(watcher: Watcher, settings: Sequence[Changes]) -> list[list[float]]:
-    """Measure the step times of each setting in several turns, alternating between the settings."""
+    """Measure the step times of each setting `TURNS` times, alternating between the settings."""
     times: list[list[float]] = [[] for _ in settings]
     for _ in range(TURNS):
         for mine, setting in zip(times, settings, strict=True):

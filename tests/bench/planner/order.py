@@ -1,10 +1,10 @@
 """Calibrates and checks the interval for the ratio of two predicted step times (`engine.planner.search.order`).
 
-A pair is two published rows with the same workload: same source, release, model, GPUs, batch, sequence length and
-precision. The error of a pair is the difference between the log errors of its two rows. The limits of the interval are
-quantiles of the errors of pairs whose source was left out of the fit. The planner decides which layout of a pair is
-faster in two cases: the predicted ratio exceeds the limit; or both layouts split their layers in the same way, and one
-of them is slower in total and not faster in any phase (computation, bubble, ...).
+A pair is two published measurements of the same workload: same source, release, model, GPUs, batch, sequence length and
+precision. The error of a pair is the difference between the log errors of its two predictions. The limits of the
+interval are quantiles of the errors of pairs whose source was left out of the fit. The planner decides which layout of
+a pair is faster in two cases: the predicted ratio exceeds the limit; or both layouts split their layers in the same
+way, and one of them is slower in total and not faster in any phase (computation, bubble, ...).
 """
 
 from collections import defaultdict
@@ -23,8 +23,8 @@ LEVELS = (0.85, 0.9, 0.95, 0.98)  # shares of the pairs whose ratio an interval 
 
 
 class Predicted(NamedTuple):
-    """A published row and its prediction: log(predicted / measured), and the predicted seconds of each phase
-    (computation, bubble, ...)."""
+    """A published measurement and the planner's prediction for it: log(predicted / measured), and the predicted seconds
+    of each phase (computation, bubble, ...)."""
 
     row: Row
     error: float
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 class Calls(NamedTuple):
     """Counts the planner's decisions for pairs of layouts whose measured step times differ by more than `APART`.
     `called`: pairs for which the planner decides which layout is faster; `wrong`: how many of these decisions are
-    wrong; `left_open`: pairs without a decision. `held`: share of all pairs whose error is within the limits."""
+    wrong; `left_open`: pairs without a decision. `held`: fraction of all pairs whose error is within the limits."""
 
     called: int
     wrong: int
@@ -67,7 +67,7 @@ class Calls(NamedTuple):
 
 
 def ratios(predicted: Iterable[Predicted]) -> list[Pair]:
-    """All pairs of rows with the same workload (`Row.layouts`)."""
+    """All pairs of published measurements of the same workload (`Row.layouts`)."""
     same: defaultdict[object, list[Predicted]] = defaultdict(list)
     for one in predicted:
         same[one.row.layouts].append(one)
@@ -85,7 +85,7 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
     """Limits on the log errors of pairs, calibrated so that the fraction `held` of the errors is within the limit. Key
     True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all other
-    pairs. A limit is infinite if there are no pairs of its kind."""
+    pairs. A limit is infinite if `pairs` has no pairs to which it applies."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -114,8 +114,9 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
     """Lines of a report: for how many pairs the planner decides which layout is faster, with the stored fit and limits.
-    If there are pairs whose source was left out of the fit, further lines report these counts for each level in LEVELS
-    and for each source, with limits calibrated on the other sources."""
+    If there are pairs in `left_out`, which were predicted by a fit without the source that published them, further
+    lines report these counts for each confidence level in LEVELS and for each source, with limits calibrated on the
+    other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

@@ -1,12 +1,12 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
-For each source of published rows, the benchmark reports the prediction error with the fitted efficiencies, and the
-error with a fit that leaves out the source. The benchmark also reports how many measured times lie in the predicted
-interval, and for how many pairs of layouts of the same workload the planner correctly predicts which layout is faster.
-Finally, the benchmark reports for how many pairs the planner is certain enough to decide which layout is faster
-(`tests.bench.planner.order`). With `--pairs`, the benchmark lists the pairs for which the planner predicts the wrong
-layout to be faster, with the line number of each row in its file. The benchmark always lists the rows for which the
-planner has no prediction.
+For each source of published step times (such as a paper), the benchmark reports the prediction error with the fitted
+efficiencies, and the error if the fit leaves out this source. The benchmark also reports how many measured times lie in
+the predicted interval, and for how many pairs of layouts of the same workload the planner correctly predicts which
+layout is faster. Finally, the benchmark reports for how many pairs the planner is certain enough to decide which layout
+is faster (`tests.bench.planner.order`). With `--pairs`, the benchmark lists the pairs for which the planner predicts
+the wrong layout to be faster, with the line number of each published measurement in its file. The benchmark always
+lists the published measurements for which the planner has no prediction.
 """
 
 import sys
@@ -28,8 +28,8 @@ from tests.bench.published.rows import Row, rows
 
 @dataclass(frozen=True)
 class Result:
-    """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval. `phases`:
-    the predicted seconds of each phase (computation, bubble, ...)."""
+    """A published measurement and its predicted step time in seconds; `low` and `high` are the ends of the predicted
+    interval. `phases`: the predicted seconds of each phase (computation, bubble, ...)."""
 
     row: Row
     low: float
@@ -51,7 +51,7 @@ class Result:
 
 
 def results(published: Iterable[Row]) -> list[Result]:
-    """Predictions for all rows that have a job, with the stored efficiencies."""
+    """Predictions, with the stored efficiencies, for all published measurements that have a `Job`."""
     found = [(row, predict(row.job, hardware(row.gpu), row.release)) for row in published if row.job]
     return [Result(row, *prediction.step_s, prediction.phases) for row, prediction in found]
 
@@ -72,7 +72,7 @@ def pairs(found: Sequence[Result]) -> list[tuple[Result, Result]]:
 
 
 def table(found: Sequence[Result], without: dict[tuple[str, str, str], list[float]]) -> list[str]:
-    """The error table, one line for each source."""
+    """The table of the planner's errors, with one line for each source of published measurements."""
     lines = [
         "| generation | source | kind | rows | mean | p90 | bias | in interval | pairs | left out: mean | p90 |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -121,7 +121,7 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
 
 
 def lines(published: Sequence[Row]) -> dict[int, int]:
-    """Maps the `id()` of each row to its line number in its source's file. The header is line 1."""
+    """Maps the `id()` of each published measurement to its line number in its source's file. The header is line 1."""
     counts: defaultdict[str, int] = defaultdict(lambda: 1)
     found = {}
     for row in published:

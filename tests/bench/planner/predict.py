@@ -1,7 +1,8 @@
 """Compares predictions with measurements on this machine: `python -m tests.bench predict [--in=DIR]`.
 
-For each grid of `tests/bench/planner/predict_ranks.py`, the benchmark runs `engine probe` and then the grid's layouts.
-The planner predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in
+For each parallelism grid (sizes of pp, dp, cp, tp and ep) in `tests/bench/planner/predict_ranks.py`, the benchmark
+measures the hardware with `engine probe` and then runs the layouts that have this grid. The planner predicts the step
+time of each layout from these measurements of the hardware. With `--in`, the results of probes and runs are kept in
 DIR, and those that DIR already has are not repeated.
 """
 
@@ -70,7 +71,8 @@ def grid_of(layout: Layout) -> str:
 
 
 def collect(folder: Path) -> list[Result]:
-    """Probe each grid and run its layouts, unless the folder already has the results."""
+    """Run `engine probe` for each parallelism grid, and then run its layouts, unless the folder already has the
+    results."""
     found = []
     for name in sorted(LAYOUTS, key=lambda name: grid_of(layout_of(name))):
         layout = layout_of(name)

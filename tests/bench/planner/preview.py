@@ -108,8 +108,8 @@ def random_change(client: Client, rng: random.Random) -> Changes:
 
 
 def noise(times: list[float]) -> float:
-    """Relative standard error of the mean of `times`, computed from the means of blocks of five steps, which are less
-    correlated than single steps."""
+    """Relative standard error of the mean of `times`, computed from the means of blocks of five steps, because these
+    means are less correlated than the times of single steps."""
     parts = [fmean(times[n : n + 5]) for n in range(0, len(times), 5)]
     return stdev(parts) / len(parts) ** 0.5 / fmean(times)
 
@@ -139,10 +139,11 @@ def main() -> None:
 
 @dataclass
 class Outcomes:
-    """Compares previews with measured step times. For the changes whose effect exceeds the noise, `right`, `wrong` and
-    `undecided` count the predicted directions. For each source of estimates, `held` lists whether each
-    predicted interval contains the measured step time, and `widths` lists the width of each interval as a fraction of
-    the step time before the change."""
+    """Compares previews with measured step times. For the changes whose measured effect exceeds the noise, `right`,
+    `wrong` and `undecided` count how often the preview predicts the direction of the effect correctly, wrongly, or not
+    at all. For each way in which previews are computed (`Estimate.source`), `held` lists whether each predicted
+    interval contains the measured step time, and `widths` lists the width of each interval as a fraction of the step
+    time before the change."""
 
     right: int = 0
     wrong: int = 0

@@ -1,4 +1,4 @@
-"""The models of the published rows, each with the source of its sizes."""
+"""The models in the published tables of step times, each with the source of its sizes."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Converts the published rows into jobs of the planner, with one function for each source."""
+"""Converts the rows of the published tables into jobs whose step time the planner predicts, with one function for each
+source."""
 
 import csv
 import re
@@ -21,9 +22,9 @@ PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 
 @dataclass(frozen=True)
 class Row:
-    """One measured layout. If `job` is None, the planner cannot predict the row, and `note` gives the reason. Rows with
-    equal `layouts` are different layouts of the same workload: same source, release, model, GPUs, batch, sequence
-    length and precision."""
+    """One measured layout. If `job` is None, the planner cannot predict the step time of this row, and `note` gives the
+    reason. Rows with equal `layouts` are different layouts of the same workload: same source, release, model, GPUs,
+    batch, sequence length and precision."""
 
     source: str
     model: str

@@ -1,6 +1,6 @@
-"""Measures how long saving a checkpoint interrupts training, in a run of one rank. The rows are: the copy of the state
-into the buffers of the previous save, the copy into new memory, a whole save in the background, and a whole save for
-which training waits."""
+"""Measures how long saving a checkpoint interrupts training, in a run of one rank. The rows of the printed table are:
+the copy of the state into the buffers of the previous save, the copy into new memory, a whole save in the background,
+and a whole save for which training waits."""
 
 import tempfile
 import time

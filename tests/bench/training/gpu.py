@@ -1,11 +1,11 @@
 """Compares the engine's bf16 training step on one GPU with that of a Hugging Face model of the same size: tokens/s,
 MFU, peak memory.
 
-The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
-records, with fp32 weights. The step with Hugging Face's model is a standard training step: bf16 weights, SDPA, fused
-AdamW, the same micro-batches and clipping. So weights, gradients and Adam's two moments take 16 bytes per parameter in
-the engine, and 8 bytes in the Hugging Face step. Each configuration runs in its own process, so that the memory and the
-failures of one configuration do not affect the next.
+The engine's step is the trainer's whole step, including data loading, metering, the ranks' vote on knob changes and
+telemetry records, with fp32 weights. The step with Hugging Face's model is a standard training step: bf16 weights,
+SDPA, fused AdamW, the same micro-batches and clipping. So weights, gradients and Adam's two moments take 16 bytes per
+parameter in the engine, and 8 bytes in the Hugging Face step. Each configuration runs in its own process, so that the
+memory and the failures of one configuration do not affect the next.
 
 python -m tests.bench gpu          all configurations; skipped without a GPU
 python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
@@ -169,7 +169,7 @@ def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
 
 
 def row(layout: Layout, who: str, measured: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """One row of the Markdown table: the measurements of one layout with the engine or with Hugging Face's model."""
     head = f"| {layout.run.name} | {who} |"
     if "ms" not in measured:
         return f"{head} {measured['why']} | | | |"

@@ -1,9 +1,10 @@
 """Compares the engine's training step with that of Hugging Face's Mixtral of equal size, both in one process: forward,
 backward, gradient clipping, AdamW.
 
-The engine's step is the trainer's whole step, including data loading, metering, the vote on changes and telemetry
-records, with and without `train.compile`. Mixtral is measured with each of the two expert implementations in `KINDS`.
-All configurations use fp32, SDPA attention, the balancing loss and the same batch size, and their steps alternate.
+The engine's step is the trainer's whole step, including data loading, metering, the ranks' vote on knob changes and
+telemetry records, with and without `train.compile`. Mixtral is measured with each of the two expert implementations in
+`KINDS`. All configurations use fp32, SDPA attention, the balancing loss and the same batch size, and their steps
+alternate.
 """
 
 import importlib.util

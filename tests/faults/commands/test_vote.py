@@ -1,4 +1,4 @@
-"""Faults 14 and 18: all ranks apply a change at the same step, or no rank applies it."""
+"""Faults 14 and 18 of docs/evidence/faults.md: all ranks apply a change at the same step, or no rank applies it."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
 
 class Ballot(ThreadAxis):
-    """An axis for a vote, with each rank in a thread of this process."""
+    """A process group for the vote on a knob change, whose ranks are threads of this process."""
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None
@@ -18,7 +18,7 @@ class Ballot(ThreadAxis):
 
 
 def paired_board(refuses: bool = False) -> KnobBoard:
-    """A board with two knobs; the legal values of one depend on the other."""
+    """A knob board with the knobs `width` and `mode`; the legal values of `width` depend on the value of `mode`."""
 
     def prepare(values: Values) -> object:
         if refuses:
@@ -38,8 +38,8 @@ def paired_board(refuses: bool = False) -> KnobBoard:
 
 
 def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """Run one step boundary on each rank; one rank may refuse the command. Returns the boards and the acks of the
-    ranks.
+    """Let the ranks vote on `command` at the end of one step; the rank `refuses`, if given, votes against it. Returns
+    the knob board and the acks of each rank.
     """
 
     def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:

@@ -1,4 +1,5 @@
-"""Faults 5, 6 and 19: a partition, a subscriber that stalls, and many ranks that reconnect at once."""
+"""Faults 5, 6 and 19 of docs/evidence/faults.md: a network partition, a subscriber that stalls, and many ranks that
+reconnect at once."""
 
 import subprocess
 import sys

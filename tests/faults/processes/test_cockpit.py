@@ -42,8 +42,8 @@ class Watcher:
 
 
 def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """Other clients lose no update, and the suspended watcher catches up. (`test_scale` measures the memory of the
-    hub.)
+    """If a `cockpit watch` process is suspended, other clients lose no update; after it has been resumed, it catches
+    up. (`test_scale` measures the memory of the hub.)
     """
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))

@@ -1,6 +1,5 @@
-"""Fault 12: clocks that are wrong by an hour. The order of updates depends on steps and sequence numbers, never on a
-clock.
-"""
+"""Fault 12 of docs/evidence/faults.md: the ranks' clocks are wrong by an hour, or jump back. The order of updates
+depends on steps and sequence numbers, never on a clock."""
 
 import time
 

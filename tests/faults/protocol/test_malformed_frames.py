@@ -1,6 +1,5 @@
-"""Fault 7: malformed frames are sent to both sockets of a real hub. The sender gets a one-sentence error message, and
-there is no other effect.
-"""
+"""Fault 7 of docs/evidence/faults.md: malformed frames are sent to both sockets of a real hub. The sender gets a
+one-sentence error message, and there is no other effect."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. Within one major version of the
-protocol, agent and hub work together with the messages and fields that both releases have.
+"""Fault 20 of docs/evidence/faults.md: an older agent with a newer hub, and a newer agent with an older hub. Within one
+major version of the protocol, agent and hub work together with the messages and fields that both releases have.
 
 The tests use plain sockets to act as the other release: for an older release they omit fields, and for a newer one they
 add invented fields.

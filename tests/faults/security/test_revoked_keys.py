@@ -1,4 +1,5 @@
-"""Fault 11: a key is revoked while its holder is connected, or the list of keys cannot be trusted."""
+"""A key is revoked while its holder is connected, or the hub cannot trust its list of keys (fault 11 of
+docs/evidence/faults.md)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Faults 8 and 11, and fault 10 over TCP: hostile and unauthorised connections to a hub's port.
+"""Tests of hostile and unauthorised connections to a hub's TCP port (faults 8, 10 and 11 of docs/evidence/faults.md).
 
 Without a valid key, no message is accepted. For a connection with a valid key, the key's role determines which messages
 are allowed. The role is checked for every message, because a key may be revoked while its connection is open.

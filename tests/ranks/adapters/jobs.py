@@ -53,8 +53,8 @@ class Job:
             time.sleep(0.2)
 
     def losses(self) -> dict[int, Any]:
-        """The values that the script wrote for each step. Waits for the script to exit, and checks that it
-        succeeded."""
+        """The loss, or the losses, that the script wrote for each step. Waits for the script to exit, and checks that
+        it succeeded."""
         assert self.process.wait(DEADLINE_S) == 0, self.output
         text = (self.folder / "losses.json").read_text()
         return {int(step): noted for step, noted in json.loads(text).items()}

@@ -1,4 +1,5 @@
-"""Computes the bytes of a step with the formulas of docs/evidence/bytes.md, and compares them with each rank's meter.
+"""Computes the bytes that each rank sends in a step with the formulas of docs/evidence/bytes.md, and compares them with
+the bytes that the rank's meter counts.
 
 python -m tests.ranks.bytes FOLDER NAME ...
 """

@@ -1,4 +1,5 @@
-"""The layouts whose bytes are compared, as overrides of the demo's layout."""
+"""The layouts for which the metered bytes of a step are compared with the formulas, as overrides of the demo's
+layout."""
 
 from tests.ranks.cases.case import (
     BF16,

@@ -96,7 +96,8 @@ def expected(
 
 def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, float]:
     """The planner's bytes for each axis except `control`, given the number of rows that this rank sent to experts on
-    other ranks. The planner's `control` bytes also include statistics, which this driver does not send."""
+    other ranks. `control` is left out, because the planner's bytes for it include statistics that are sent in training
+    but not in this test."""
     rank, grid = trainer.world.rank, layout.ranks
     to = _rows_to(rank, grid.ep, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     counted = traffic(Job.of(layout), rank, sum(rows for peer, rows in to.items() if peer != rank))

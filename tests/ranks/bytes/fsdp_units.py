@@ -79,7 +79,8 @@ def unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
 
 
 def _over_replicas(layout: Layout, shards: Sequence[tuple[int, ...]]) -> int:
-    """Bytes sent to sum a unit's gradient over R replicas, from the table of docs/evidence/bytes.md."""
+    """Bytes that a rank sends to sum the gradient of an FSDP unit over R replicas, from the table of
+    docs/evidence/bytes.md."""
     R, settings = layout.grid.dp_replicate, layout.compression
     rank = settings.rank
     large = [shape for shape in shards if prod(shape) >= settings.min_elements]
@@ -112,8 +113,8 @@ Exchanges = dict[str, list[list[int]]]
 
 
 def fsdp_exchanges(trainer: Trainer) -> Exchanges:
-    """Start counting the collectives of FSDP. The returned lists contain running counts, which increase with each
-    collective."""
+    """Start counting the all-gathers and reduce-scatters of FSDP: for each parameter group, a list of the two counts,
+    which increase with each collective."""
     world, found = trainer.world, dict[str, list[list[int]]]()
     for unit in trainer.computation.shards._units:
         for group in param_groups(unit.module):

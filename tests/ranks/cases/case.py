@@ -1,5 +1,5 @@
-"""Defines `Case`, the class of parity cases, and the layout overrides and scripts of changes from which cases are
-built."""
+"""Defines `Case`, the class of parity cases, and what cases are built from: layout overrides, and lists of the knob
+changes that an operator proposes at given steps."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,8 +126,8 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, with the changes that an operator proposes during the run. `overrides` changes keys of the layout file
-    `of` in layouts/."""
+    """A parity case: a layout, and the knob changes that an operator proposes during the run. `overrides` changes keys
+    of the layout file `of` in layouts/."""
 
     overrides: list[str]
     fp64: bool = False

@@ -1,4 +1,4 @@
-"""Parity cases on several axes at once, for the parts of the engine that few other cases cover
+"""Parity cases with several parallel axes at once, for the parts of the engine that few other cases cover
 (`tests/ranks/parity/parts.py`)."""
 
 from tests.ranks.cases.case import (

@@ -122,7 +122,7 @@ SWITCHES = 100
 
 @dataclass
 class Run:
-    """The results of a run."""
+    """What a training run reports, such as the loss of each step, for comparison with other runs."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

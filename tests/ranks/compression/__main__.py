@@ -133,7 +133,8 @@ def residuals_by_rank(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
 
 def resumed(folder: Path) -> None:
     """Train with each method in RESUMED, and again from a checkpoint of that run in the same layout. A checkpoint of
-    the method top_k is also resumed in the layouts in SMALLER, and one more run moves experts."""
+    the run with top_k is also resumed on two ranks, in each layout in SMALLER. One more run with top_k moves experts to
+    other ranks."""
 
     def work(context: RankContext) -> None:
         for name in RESUMED:

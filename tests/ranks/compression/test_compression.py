@@ -19,7 +19,7 @@ Results = Callable[[str], list[Any]]
 
 
 def methods(*names: str) -> list[Any]:
-    """Test parameters, one for each named run; `make test` skips the runs that are not in QUICK."""
+    """One pytest parameter for each of the runs `names`; `make test` skips the runs that are not in QUICK."""
     quick = (*QUICK, "turned")
     return [
         name if name in quick else pytest.param(name, marks=pytest.mark.exhaustive, id=name) for name in names
@@ -34,8 +34,8 @@ def ran(folder: Path, scenario: str) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A function that returns a run's results by rank. If the run's scenario has not run yet, the function runs it
-    first."""
+    """A function that returns the results of a run, such as "top_k", by rank. If this run has not been trained yet, the
+    function first starts the program that trains it together with others."""
     done: dict[str, list[Any]] = {}
 
     def of_run(name: str) -> list[Any]:
@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", methods(*SETTINGS, "turned"))
 def test_replicas_stay_bit_identical(name: str, results: Results) -> None:
-    """Ranks 0 and 2, and 1 and 3, hold the same shards."""
+    """Ranks 0 and 1 are one replica, ranks 2 and 3 the other. Ranks 0 and 2, and 1 and 3, hold the same shards."""
     digests = [of_rank["digests"] for of_rank in results(name)]
     assert digests[0] == digests[2] and digests[1] == digests[3]
     assert digests[0] != digests[1] and len(set(digests[0])) == len(digests[0])

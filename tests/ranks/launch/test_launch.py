@@ -1,4 +1,5 @@
-"""Starting, supervising and ending forked ranks: small drivers as real processes, with signals and failures."""
+"""Starting, supervising and ending forked ranks: small test programs run as real processes, with signals and
+failures."""
 
 import json
 import os

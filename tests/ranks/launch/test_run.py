@@ -148,8 +148,8 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """The shipped layout runs on 4 ranks. This layout has a dense layer, a shared expert, expert groups, a bias on
-    expert selection and an auxiliary loss."""
+    """The layout `deepseek-mini` trains on 4 ranks. This layout has a dense layer, a shared expert, expert groups, a
+    bias on expert selection and an auxiliary loss."""
     layout = "layouts/deepseek-mini.toml"
     words = engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path))
     done = run([sys.executable, *words])

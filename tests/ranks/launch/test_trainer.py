@@ -182,8 +182,8 @@ def work(context):
 
 
 def test_the_host_reads_one_value_list_for_each_dispatch(driver: Driver) -> None:
-    """A step has 4 dispatches: 2 layers times 2 micro-batches. On a GPU each read makes the host wait for the device;
-    the step reads once more, for the gradient norm. The case ep = 1 is covered by
+    """A step dispatches tokens to experts 4 times: in 2 layers for 2 micro-batches. On a GPU each read makes the host
+    wait for the device; the step reads once more, for the gradient norm. The case ep = 1 is covered by
     `tests/unit/engine/launch/test_device.py`."""
     status, _, errors = driver.end(driver.start(WAITED, preload=TORCH))
     assert (status, errors) == (0, "")
@@ -210,8 +210,8 @@ def work(context):
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """With gloo, the engine writes the reduced gradients after FSDP2 has made views of their buffer. A torch that
-    copied the buffer instead would miss these gradients, so the engine refuses it."""
+    """With gloo, the engine writes the reduced gradients into their buffer after FSDP2 has made views of it. If a torch
+    version copied the buffer instead, the copy would lack these gradients, so the engine refuses such a version."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}

@@ -3,9 +3,9 @@
 python -m tests.ranks.memory FOLDER NAME ...
 
 Each rank writes `RANK.json`, with its peak memory during start-up, the bytes of its shards, and the measured and
-planned peak memory of a step. For small models without a pipeline, the file also contains the measured and planned
-bytes that the forward pass of a micro-batch keeps. For the planned values, the planner is given the measured ratio of
-token rows that the rank received to rows that it sent. `start_resident` is the process's peak resident memory during
+predicted peak memory of a step. For small models without a pipeline, the file also contains the measured and predicted
+bytes that the forward pass of a micro-batch keeps. For the prediction, the planner is given the measured ratio of token
+rows that the rank received to rows that it sent. `start_resident` is the process's peak resident memory during
 start-up, and `peak_resident` is its peak resident memory up to the end of the measured step.
 """
 
@@ -37,8 +37,8 @@ from tests.ranks.memory.resident import Resident
 
 
 class Received:
-    """Counts the rows that this rank has sent and the rows that its experts have received, since this object was
-    created."""
+    """Counts the token rows (one for each token-expert pair) that this rank has sent, and those that its experts have
+    received, since this object was created."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0

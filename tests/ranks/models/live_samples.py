@@ -67,7 +67,8 @@ LAYOUTS: dict[str, list[str]] = {
 
 
 def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer]:
-    """What this rank measured and computed in a run: the readings and the loss of each step, and the final state."""
+    """Train in one layout, and return the trainer and this rank's results, such as the meter's readings and the loss of
+    each step, and a digest of the final weights."""
     torch.manual_seed(7)
     np.random.seed(7)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
@@ -107,7 +108,7 @@ def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer
 def largest_difference(trainer: Trainer, layout: Layout) -> float:
     """The largest difference between the logits of passes that use the attention caches and those of one forward pass
     over the whole text. Returns 0 on ranks that have no logits, and on all ranks if cp > 1, because each rank then has
-    only part of the text.
+    only some of the text's tokens.
     """
     tokens = torch.randint(0, 256, (1, layout.model.seq_len), generator=torch.Generator().manual_seed(7))
     for stage in trainer.stages:

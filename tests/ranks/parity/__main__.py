@@ -14,13 +14,13 @@ every gradient agrees to 1e-11, and a wrong scale is detected in the first step.
 steps, so the tolerance is measured: the reference is run JOLTS more times, each time with every initial weight changed
 by half a unit in the last place (2^-24 relative, random sign). At each step, a layout may differ from the reference by
 MARGIN times the largest difference of these runs up to that step. In bf16 the margin is smaller, because changing each
-weight by half a unit of bf16 changes the results more than a different summation order does.
+weight by half a unit in the last place of bf16 changes the results more than a different summation order does.
 
 Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
 expert loads show such a change: from that step on, the two runs differ but are equally valid, so only loss and norm are
 compared, with the tolerances FLIPPED. In fp64 cases, the routers must make the same choices as in the reference at
-every step. In bf16, rounding changes some choices at every step, so in bf16 cases the position of a token in its
-sequence determines its experts in all runs (`fix_routing`), and all steps are compared.
+every step. In bf16, rounding changes the experts of some tokens at every step, so in bf16 cases the position of a token
+in its sequence determines its experts in all runs (`fix_routing`), and all steps are compared.
 """
 
 import argparse

@@ -72,13 +72,13 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
 
 
 def refusing_rank(world: int) -> int:
-    """The rank that refuses 16 micro-batches, as if it had too little memory. This rank is on the last stage and is not
-    the leader."""
+    """The rank that the test makes vote against a change to 16 micro-batches, as if the rank had too little memory.
+    This rank is on the last stage and is not the leader."""
     return min(5, world - 1)
 
 
 def _only_small(changes: dict[str, Value]) -> None:
-    """Make this rank refuse 16 micro-batches, to simulate that only this rank is out of memory."""
+    """Make this rank refuse a change to 16 micro-batches, to simulate that only this rank is out of memory."""
     if changes.get("micro_batches") == 16:
         raise ValueError("this rank has no room for 16 micro-batches")
 

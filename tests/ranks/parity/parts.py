@@ -1,5 +1,5 @@
-"""Counts the parity cases that cover each part of the engine: the cases that use at most one grid axis, and the cases
-that use several.
+"""Counts, for each feature of the engine (such as latent attention or shared experts), the parity cases that use it: on
+at most one grid axis, and on several.
 
 python -m tests.ranks.parity.parts
 """
@@ -54,7 +54,8 @@ def axes_of(layout: Layout) -> list[str]:
 
 
 def counts() -> dict[str, tuple[int, int]]:
-    """Maps each part to two counts: how many of its cases use at most one axis, and how many use several axes."""
+    """Maps each feature of the engine to the number of parity cases that use the feature on at most one grid axis, and
+    the number that use it on several axes."""
     found = {}
     layouts = [case.layout for case in CASES.values()]
     for part, has in PARTS.items():

@@ -97,7 +97,7 @@ DATA = [
 
 
 def random_case(seed: int) -> Case:
-    """The case drawn from a seed: a legal layout, in fp64, with at most 8 ranks."""
+    """The parity case drawn from a seed: a legal layout, in fp64, with at most 8 ranks."""
     random = Random(seed)
     for _ in range(TRIES):
         case = _draw(random)
@@ -139,7 +139,7 @@ def _draw(random: Random) -> Case:
 
 
 def _axes(random: Random) -> dict[str, int]:
-    """Sizes of the axes; their product is one of WORLDS."""
+    """Random sizes of the grid axes; their product, the number of ranks, is one of WORLDS."""
     world, sizes = random.choice(WORLDS), dict.fromkeys(AXES, 1)
     for factor in (2, 2, 2, 3):
         if world % factor == 0:

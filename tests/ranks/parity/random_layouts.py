@@ -4,7 +4,7 @@
 
 Each seed from FIRST to LAST - 1 gives one layout. FOLDER/FIRST-LAST.jsonl gets one line per layout: the seed, the
 ranks, the overrides, and the largest relative difference of loss, gradient norm and gradients over STEPS steps, or why
-the layout failed. The exit status is 1 if a layout differs.
+the layout failed. The exit status is 1 if a layout failed or its results differ by more than rounding explains.
 """
 
 import json

@@ -28,7 +28,7 @@ def cases(wanted: Callable[[str], bool] = lambda _: True) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A function that runs a case, if it has not run yet, and returns its result."""
+    """A function that runs a parity case, if it has not run yet, and returns its result."""
     run = runner("tests.ranks.parity", BATCHES, tmp_path_factory.mktemp, timeout_s=560)
     return lambda name: json.loads((run(name) / "result.json").read_text())
 

@@ -1,5 +1,5 @@
-"""Each part of the engine is covered by a parity case that uses at most one grid axis, and by at least six cases that
-use several axes."""
+"""Each feature of the engine (such as latent attention or shared experts) is covered by a parity case that uses at most
+one grid axis, and by at least six cases that use several axes."""
 
 from tests.ranks.parity.parts import MIXES, counts
 

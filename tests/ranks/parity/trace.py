@@ -1,4 +1,5 @@
-"""The trace of a run, step by step, and the simulated operator that proposes the changes in the case's script."""
+"""The results of a run, step by step, and a simulated operator that proposes the knob changes in the script of a parity
+case."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class Trace:
 
 
 class Operator(Agent):
-    """An agent without a hub; on the leader it proposes the changes of a script."""
+    """An agent without a hub; on the leader it proposes the knob changes that the test case lists in its script."""
 
     def __init__(self, script: Script, meter: Meter, trace: Trace):
         super().__init__(None, lambda: meter.operation)

@@ -1,4 +1,5 @@
-"""Navigation on every screen: the prompt, the filter, moving between steps and anomalies, freezing."""
+"""Navigation on every screen: the prompt, the filter of ranks, moving between steps and between anomalies, freezing the
+display."""
 
 import pytest
 from msgspec import structs

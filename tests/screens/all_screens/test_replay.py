@@ -1,4 +1,4 @@
-"""The replay of a recorded run: keys and position."""
+"""The replay of a recorded run: its playback keys, and the line that shows the position in the recording."""
 
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ STEPS = 40
 
 @pytest.fixture(scope="module")
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 40 steps, one every half second on the hub's clock."""
+    """The recording of a run of 40 steps, one every half second on the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
     sequence, run = UpdateLog(), FakeRun()
     recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0))

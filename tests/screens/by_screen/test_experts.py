@@ -119,7 +119,7 @@ async def test_with_summaries_alone_the_screen_says_what_is_known(make_cockpit: 
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "4", "w", "m", "enter", "o", "right")
         text = screen_text(cockpit)
-        assert "no full vectors yet" in text and "expert 3 50.0 %" in text and "4.00×" in text
+        assert "no sample of all loads yet" in text and "expert 3 50.0 %" in text and "4.00×" in text
 
 
 async def test_a_model_without_experts_says_what_to_do(make_cockpit: MakeCockpit) -> None:

@@ -1,4 +1,4 @@
-"""The overview: keys and updates of a scripted run."""
+"""The overview screen: its keys, and what it shows as updates of a scripted run arrive."""
 
 import signal
 from collections.abc import Iterator

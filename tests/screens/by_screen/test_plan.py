@@ -1,4 +1,5 @@
-"""The plan screen: memory, what-if with the arrow keys, and copying the values to the knob board."""
+"""The plan screen: memory, predicted effects of knob values chosen with the arrow keys, and copying the values to the
+knob board."""
 
 import asyncio
 import re
@@ -33,7 +34,7 @@ def plan_of(cockpit: Cockpit) -> Plan:
 
 
 async def planned(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> str:
-    """Press keys, wait for the planner, and return the screen."""
+    """Press keys, wait until the planner has finished, and return the text of the screen."""
     for key in keys:
         await press(cockpit, pilot, key)
     await until(cockpit.app, pilot, lambda: not plan_of(cockpit).model.worker.busy)

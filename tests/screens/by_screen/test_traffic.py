@@ -1,5 +1,5 @@
-"""Screen 5: the all-to-all matrix with its cursor and zoom levels, the traffic by axis, and the model of communication
-time fitted to the steps."""
+"""The traffic screen: the all-to-all matrix with its cursor and zoom levels, the traffic by axis, and the model of
+communication time fitted to the steps."""
 
 import re
 import subprocess

@@ -205,8 +205,8 @@ async def test_a_stale_proposal_becomes_edits_again(make_cockpit: MakeCockpit) -
 
 
 async def test_the_board_says_that_the_hub_is_silent(make_cockpit: MakeCockpit) -> None:
-    """On a terminal of 80 columns, the board covers the status lines, so the board itself must show that the hub is
-    silent."""
+    """On a terminal of 80 columns, the knob board covers the status lines, so the knob board itself must show that no
+    messages arrive from the hub."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k")

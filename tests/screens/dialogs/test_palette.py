@@ -18,7 +18,7 @@ from tests.screens.hostile_run import HostileRun
 
 
 async def choose(cockpit: Cockpit, title: str) -> None:
-    """Run the command with this title."""
+    """Run the entry of the command palette that has this title."""
     one = next(one for one in commands(cockpit.app, cockpit.app.screen) if one.title == title)
     done = one.run()
     if hasattr(done, "__await__"):

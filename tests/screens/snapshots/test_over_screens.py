@@ -14,7 +14,7 @@ from tests.screens.snapshots.pressing import Compare, quiet
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """A running trial of another operator, and an edit with its preview."""
+    """The knob board with a running trial of another operator, and with an edited knob value and its preview."""
     cockpit = make_cockpit()
 
     async def run_before(pilot: Pilot[None]) -> None:

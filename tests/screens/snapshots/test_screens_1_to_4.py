@@ -23,13 +23,13 @@ def test_ranks(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The pipeline of the slowest step next to that of the newest step."""
+    """The pipeline screen, which shows the timeline of the slowest step next to that of the newest step."""
     cockpit = make_cockpit(FakeRun(spike=(84, 6)))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "3", "w"))
 
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_experts(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """The cursor on a dead expert."""
+    """The experts screen, with the cursor on a dead expert (one that gets almost no tokens)."""
     cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}, hot={(0, 3): 120}))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "4", "w"))

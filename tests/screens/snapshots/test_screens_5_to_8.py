@@ -18,7 +18,8 @@ from tests.screens.snapshots.pressing import Compare, quiet
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """Four nodes, and one rank that receives about three times as many bytes as the others."""
+    """The traffic screen of a run on four nodes, in which one rank receives about three times as many bytes as each of
+    the others."""
     cockpit = make_cockpit(FakeRun(node_ranks=2, hot_peer=6))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "5"))
 
@@ -50,7 +51,7 @@ def test_plan(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int,
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """Entries of each kind, with the cursor on a change and its effect."""
+    """The log screen with log entries of each kind; the cursor is on a knob change, whose effect is shown."""
     cockpit = make_cockpit()
 
     async def run_before(pilot: Pilot[None]) -> None:

@@ -41,7 +41,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 
 @pytest.fixture(scope="module")
 def fleet(hub: HubProcess) -> Iterator[Fleet]:
-    """Four ranks on the module's hub."""
+    """Four simulated ranks that are connected to the hub of the test module."""
     ranks = Fleet(hub.endpoints.ranks)
     yield ranks
     ranks.close()

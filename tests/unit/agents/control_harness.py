@@ -1,4 +1,5 @@
-"""Runs `Control` with a board, ranks and a journal, but without sockets."""
+"""Runs `Control`, which handles proposals and commands in a hub, with ranks, a knob board and the file of commands
+(journal), but without sockets."""
 
 from pathlib import Path
 
@@ -15,7 +16,7 @@ WORLD = 3
 
 class ControlHarness:
     """A `Control` with a membership, an update log and a journal, all created as a starting hub creates them. `train`
-    adds ranks and a knob board."""
+    sends the ranks' hellos and the leader's knob board."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A run of eight ranks for tests of detectors."""
+"""The state of a run of eight ranks, for tests of the detectors that raise alerts."""
 
 from collections.abc import Iterable
 

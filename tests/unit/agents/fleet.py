@@ -50,7 +50,7 @@ class HubProcess:
         return self
 
     def listens(self) -> bool:
-        """Whether this process accepts connections. The process writes the run's hub file only after it has opened its
+        """Whether the hub process accepts connections. It writes the run's hub file only after it has opened its
         sockets."""
         with contextlib.suppress(RunError):
             return read_hub_file(self.folder).pid == self.process.pid
@@ -123,8 +123,8 @@ def make_board() -> KnobBoard:
 
 
 class Fleet:
-    """All ranks of a run in this process. The ranks apply and acknowledge commands at a step boundary, as a trainer
-    does."""
+    """Simulates all ranks of a run in the test's own process. The ranks apply and acknowledge commands at a step
+    boundary, as a trainer does."""
 
     def __init__(self, endpoint: str, world: int = 4, key: Key | None = None) -> None:
         self.step = 0

@@ -1,4 +1,4 @@
-"""Fixture with a folder of ended runs."""
+"""A fixture that creates a folder of ended runs."""
 
 from pathlib import Path
 

@@ -68,7 +68,8 @@ def estimate_lines(
 
 
 def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine] | None:
-    """A row with its complete source text, wrapped over several lines; None if there is no room beside the numbers."""
+    """The row of an estimate, with the text that says how the value was estimated wrapped over several lines; None if
+    there is no room for this text beside the numbers."""
     at = numbers.width
     if width - at < LEAST_SOURCE:
         return None
@@ -141,8 +142,9 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
-    """One line for each source of estimates, with the quantities that it covers, such as ``no data  step time, bubble ·
-    ranks share cores``. A source that does not fit beside its quantities is written below them."""
+    """One line for each reason or method that estimates name as their source: the quantities, then the source, such as
+    ``no data  step time, bubble · ranks share cores``. A source that does not fit beside its quantities is written
+    below them."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

@@ -1,4 +1,4 @@
-"""Draws the outcomes of the newest proposal, of a trial, and of the newest changes, as lines of text."""
+"""Draws, as lines of text, the outcomes of the newest proposal, of a trial, and of the newest knob changes."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
@@ -95,7 +95,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """The newest changes under a heading. The change that an undo would revert is marked."""
+    """Lines with a heading and the run's newest knob changes. The change that an undo would revert is marked."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s, reverse=True)
@@ -110,7 +110,7 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
 
 
 def _brought_lines(store: Store, command: CommandState, width: int, colours: Palette) -> list[StripLine]:
-    """The effect of an applied change, compared with the effect that its preview predicted."""
+    """The effect of an applied knob change, compared with the effect that its preview predicted."""
     found = store.once(
         ("brought", command.id),
         (Topic.EVENTS, Topic.CURVES, Topic.BOARD),

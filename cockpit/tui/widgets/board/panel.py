@@ -102,7 +102,8 @@ class KnobTable(Panel):
         return lines + self._below(store, board, below - reserved, width, colours)
 
     def _request_line(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
-        """The line with the state of the newest request, or a hint about the next key."""
+        """The line with the pending edits or, without edits, with the outcome of the last proposal, action or trial
+        that this cockpit sent; if it sent none, a hint about the next key."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
         if message := controller.message:
             return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
@@ -201,7 +202,8 @@ def _next_keys(knob: KnobState) -> str:
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
-    """The number of lines that each part of the board needs."""
+    """How many lines each section of the knob board needs: knobs, actions, the explanation of the selected row, and the
+    preview below."""
     board = store.state.board
     return {
         "knobs": len(values.value_knobs(board)),
@@ -212,7 +214,8 @@ def needed_lines(store: Store, width: int) -> dict[str, int]:
 
 
 def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
-    """The number of lines that each part gets in a board of `height` lines."""
+    """How many lines each section gets in a knob board of `height` lines, from the numbers that the sections need
+    (`part`)."""
     part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height

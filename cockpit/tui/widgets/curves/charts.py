@@ -103,7 +103,7 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """The number of rows that remain for the charts, beside the ruler, the row of marks and the legend."""
+        """The number of rows for the charts: the panel's height without the ruler, the row of marks and the legend."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -144,7 +144,7 @@ class Charts(Panel):
         return store.once(name, (Topic.CURVES,), lambda: chart_of(metric, frame, rows, log, mode), also)
 
     def _frame(self, store: Store, columns: int, whole: View, colours: Palette) -> Frame:
-        """The `Frame` that all charts share."""
+        """What all charts have in common: the x axis, the runs, the cursor and the vertical lines at marks."""
         comparison = self.session.comparison
         own = comparison.own
         mine = RunCurves(own.name, store, progress=own.progress) if own else RunCurves(store.run, store)
@@ -320,7 +320,8 @@ class Charts(Panel):
         return charts[min(self.choices.current, len(charts) - 1)]
 
     def turn(self, by: int) -> bool:
-        """Move `by` charts forwards or, if negative, backwards. Return False if there is no chart at that position."""
+        """Make the chart `by` positions after the current one (before it if `by` is negative) the current chart. Return
+        False if there is no chart at that position."""
         at = self.choices.current + by
         with self._store.lock:
             if not 0 <= at < len(self.metrics(self._store)):

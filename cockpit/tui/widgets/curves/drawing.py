@@ -34,7 +34,7 @@ class Look:
 
     @property
     def sample(self) -> str:
-        """A sample of the line for the legend."""
+        """A short piece of the run's line, for the legend."""
         return {SOLID: "⠤⠤⠤", DOTTED: "⠄⠄⠄", DASHED: "⠤⠤ ", SPARSE: "⠄ ⠄"}[self.dash]
 
 
@@ -212,8 +212,8 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """The reading of a metric at a step, in the metric's unit. `found`: the segments of the curve in view, which are
-    not used if the step is out of view.
+    """The value of a metric at a step (in a bucket of steps, its range), in the metric's unit. `found`: the segments of
+    the metric's curve over the steps in view; the value of a step outside the view is read from the run instead.
     """
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
@@ -223,8 +223,8 @@ def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step
 
 
 def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
-    """The text of a reading, and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest value of a
-    bucket), or `·` if there is no reading."""
+    """A metric's value at a step as text, and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest
+    value of a bucket), or `·` if there is no reading."""
     if one is None:
         return format.MISSING, metric.unit
     text, whole = metric.text(one.high), metric.with_unit(one.high)

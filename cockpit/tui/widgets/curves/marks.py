@@ -1,5 +1,6 @@
-"""Panel with the list of marks, newest first. Each entry shows the step, what happened, and the effect on the current
-metric."""
+"""Panel with the list of marks on the curves (such as knob changes, alerts and checkpoints), newest first. Each entry
+shows the step and what happened; the selected entry also shows the current chart's metric before and after the mark.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -23,8 +24,8 @@ INDENT = STEP + 4  # width of the effect of a mark
 
 
 class MarkList(Panel):
-    """The list of marks on the curves: changes, alerts, resumes, checkpoints, and the user's own marks. Enter moves the
-    cursor of the charts to the selected mark."""
+    """The list of marks on the curves: knob changes, alerts, resumes, checkpoints, and the user's own marks. Enter
+    moves the cursor of the charts to the selected mark."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Marks"

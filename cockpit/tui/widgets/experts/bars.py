@@ -1,4 +1,4 @@
-"""The experts of one layer as vertical bars, with the fair share and the capacity as lines."""
+"""The loads of one layer's experts as vertical bars, with lines at the mean load (fair share) and at the capacity."""
 
 import math
 from collections.abc import Sequence

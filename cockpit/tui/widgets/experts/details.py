@@ -44,9 +44,9 @@ class ExpertDetails(Panel):
         return self.selection.layer, self.selection.expert, self.selection.step
 
     def cell(self, store: Store, at: Shown) -> Cell | None:
-        """The selected expert or, if none is selected, the worst dead or hot expert. If no expert is dead or hot, the
-        panel keeps the expert that it already shows (at first, the hottest), so that the chart does not jump from one
-        expert to another."""
+        """The selected expert or, if none is selected, the worst of those that are dead (almost no tokens) or hot (far
+        more tokens than the mean). If no expert is dead or hot, the panel keeps the expert that it already shows (at
+        first, the hottest), so that the chart does not jump from one expert to another."""
         layer, expert = self.selection.layer, self.selection.expert
         if layer is not None and expert is not None:
             return layer, expert
@@ -147,8 +147,8 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """The points of a line through the highest load of each record and, if older records are merged, of a second line
-    through the lowest loads."""
+    """The points of a line through an expert's loads. If old samples are merged, the line goes through the highest load
+    of each merged sample, and a second line goes through the lowest."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

@@ -19,8 +19,8 @@ from cockpit.tui.drawing.theme import Palette
 @dataclass(frozen=True)
 class LayerLoads:
     """The loads and statistics of the layers in one row of the map. `low` and `high`: the lowest and the highest load
-    of each expert, which differ if several records are merged. `least` and `most`: the lowest and the highest value of
-    each statistic over the layers."""
+    of each expert, which differ only if the samples of several steps are merged into one. `least` and `most`: the
+    lowest and the highest value of each statistic over the layers."""
 
     low: Sequence[float]
     high: Sequence[float]

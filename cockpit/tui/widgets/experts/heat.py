@@ -26,14 +26,15 @@ TALLEST = 5  # lines of a row
 
 
 def load_bin(ratio: float) -> int:
-    """The colour bin of a load. These bins are four times as wide as those for durations, because loads vary more."""
+    """The index in the colour scale for a load relative to the mean. Each colour covers a range four times as wide as
+    for durations, because loads vary more."""
     return bisect_right(EDGES, ratio) if ratio >= DEAD else 0
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The layout of the map: which layers share a row, how many experts share a cell, and the width and height of each
-    part in terminal cells."""
+    """The layout of the map: which layers share a row, how many experts share a cell, and the sizes of rows, cells,
+    names and columns of statistics, in terminal cells."""
 
     rows: Sequence[Sequence[int]]  # the layers of each row
     across: int  # experts per cell
@@ -98,8 +99,9 @@ def row_name(layers: Sequence[int]) -> str:
 
 @dataclass
 class Heat:
-    """Draws the loads of one record in the map layout `fold`. `order`: for each layer, its experts from left to right;
-    a layer without an entry shows its experts by index."""
+    """Draws the load of every expert from one kept record (of a step or of several merged steps), in the map layout
+    `fold`. `order`: for each layer, its experts from left to right; a layer without an entry shows its experts by
+    index."""
 
     at: Shown
     fold: Fold
@@ -137,7 +139,8 @@ class Heat:
         return place // self.fold.across if place // self.fold.across < self.fold.cells else None
 
     def worst_of(self, y: int, x: int) -> Cell | None:
-        """The worst expert in a cell: a dead expert, or the expert whose load is farthest from the fair share."""
+        """The worst expert in a cell: an expert with almost no load, else the expert whose load is farthest from the
+        mean load."""
         found: list[tuple[float, Cell]] = []
         for layer in self.fold.rows[y]:
             low, high = self.at.row(layer)

@@ -13,7 +13,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class ExpertLoad(Panel):
-    """The panel with the load of each expert relative to its fair share."""
+    """The panel with the load of each expert relative to the mean load of its layer's experts (the fair share)."""
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"

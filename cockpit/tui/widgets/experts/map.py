@@ -56,9 +56,9 @@ class ExpertMap(Panel):
         "dead first, then the hottest. `m` shows a figure of each layer over steps: the hottest expert, dropped pairs, "
         "evenness (1 is even, 0 is a single expert), spread, or experts without a token. `o` sorts each layer by load. "
         "Enter or `z` shows one layer as bars, with the capacity above which an expert drops tokens. Loads include "
-        "dropped pairs. Full vectors are sampled every few steps, so since when an expert has been dead or hot is "
-        "known only from the samples that this cockpit received. `held by` names the ranks that compute the expert, as "
-        "they report it."
+        "dropped pairs. The loads of all experts are sampled every few steps, so since when an expert has been dead or "
+        "hot is known only from the samples that this cockpit received. `held by` names the ranks that compute the "
+        "expert, as they report it."
     )
 
     def __init__(self, selection: Selection) -> None:
@@ -230,7 +230,7 @@ class ExpertMap(Panel):
         return lines
 
     def _base(self, at: Shown, width: int, height: int, colours: Palette) -> "_Base":
-        """The parts of the map that do not depend on the cursor."""
+        """The heading and the rows of the map, drawn without the cursor."""
         layers = at.layers
         count = max(len(at.row(layer)[0]) for layer in layers)
         sizes = fold(layers, count, width, height - 1, whole=True)

@@ -42,14 +42,12 @@ def _none(store: Store) -> str:
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
-    """A line that says why no loads per expert are shown. If only summaries of the layers are known, a table of the
-    summaries follows."""
+    """A line that says why no loads per expert are shown. If the run has reported only a summary of each layer (its
+    most loaded experts and the number of idle ones), a table of these summaries follows."""
     loads = store.state.loads
     if loads and loads.layers and not len(store.expert_history.loads):
-        text = f"no full vectors yet: of step {format.grouped(loads.step)}, only the most loaded experts of each layer"
-        lines = [
-            StripLine().add(f"{format.MISSING} {text} and the number of idle ones are known", colours.faint)
-        ]
+        text = f"no sample of all loads yet; the summary of step {format.grouped(loads.step)}:"
+        lines = [StripLine().add(f"{format.MISSING} {text}", colours.faint)]
         return lines + list(_summaries(loads.layers, colours))
     if len(store.expert_history.loads):
         text = f"step {format.grouped(step)} is not kept, nor is an earlier one"

@@ -23,8 +23,8 @@ MOST_LABEL = 28  # columns
 
 
 class Row(NamedTuple):
-    """One row of the list: a fact, or the heading of a section. A heading is the first row of its section; its `fact`
-    is None."""
+    """One row of the list: the heading of a section, or a setting or path with its value (`fact`). A heading is the
+    first row of its section; its `fact` is None."""
 
     section: str
     number: int
@@ -49,8 +49,8 @@ class FilesReader:
 
 
 class InfoPanel(ListPanel[Row]):
-    """The panel with all facts about the run by section, in one list. `target`: the name of the run for `cockpit
-    attach`."""
+    """The panel with the settings of the run and the paths of its files, in one list with sections. `target`: the name
+    of the run for `cockpit attach`."""
 
     TOPICS = frozenset({Topic.GRID, Topic.BOARD, Topic.EVENTS})
     TITLE = "Run"

@@ -194,9 +194,9 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level that determines the glyph of a group. For a change or a trial, this is the level of its outcome; for
-    other groups, the worst level in the group, unless that is info and `KIND_LEVELS` has another level for the kind of
-    entry."""
+    """The severity level that determines the glyph of a group of log entries that the list shows as one. For a change
+    or a trial, this is the level of its outcome; for other groups, the worst level of an entry, unless that is info and
+    `KIND_LEVELS` gives another level for the kind of entry."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]
@@ -220,7 +220,7 @@ def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
 
 
 def _rows(group: LogGroup, store: Store, spell: Spell) -> Iterator[tuple[str, str]]:
-    """The facts of an entry, as (label, text) pairs."""
+    """The details of a log entry, such as its step, source and duration, as (label, text) pairs."""
     entry = group.shown
     if group.count > 1:
         yield "repeated", f"×{group.count}, {spell(group.first.time_s)} to {spell(group.entries[-1].time_s)}"

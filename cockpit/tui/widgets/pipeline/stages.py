@@ -23,7 +23,8 @@ BARS = 12  # cells of the bar of a bubble
 
 
 class StagesPanel(Panel):
-    """The panel with the idle time of each stage, broken down into its parts."""
+    """The panel with the idle time of each stage, split into the part that the schedule causes, further waiting for
+    other stages, and overhead."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PIPELINE, Topic.GRID})
     TITLE = "Stages"

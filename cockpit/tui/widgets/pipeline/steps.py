@@ -109,8 +109,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """Marks under the columns: kept phases, kept timelines, knob changes, and the shown step. In a column with
-        several marks, the shown step hides a knob change, which hides a kept timeline, which hides kept phases."""
+        """One glyph under each column of steps: for the shown step, else for a knob change, else for a step whose
+        timeline is kept, else for a step whose phases are kept."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

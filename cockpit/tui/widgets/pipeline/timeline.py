@@ -158,7 +158,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The index in `found` of the replica to show. Selecting another rank switches to the replica of this rank."""
+        """The index in `found` of the replica to show; selecting a rank of another replica switches to that one."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -229,7 +229,7 @@ class TimelinePanel(Panel):
 
     @property
     def _alone(self) -> bool:
-        """Whether this panel fills the whole screen; then it also compares the step with the usual step."""
+        """Whether this panel fills the screen; then it also compares the step with the medians over other steps."""
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
@@ -312,7 +312,7 @@ class TimelinePanel(Panel):
             self.selection.rank = self._followed_rank = rank
 
     def action_move(self, by: int) -> None:
-        """Move the cursor to the next block or gap that is at least one cell away."""
+        """Move the cursor to the start of the next action or idle gap that is at least one terminal cell away."""
         if self._layout is None:
             return
         lane, window = self._layout.pipeline.lanes[self.cursor_row], self._layout.window
@@ -391,7 +391,7 @@ class TimelinePanel(Panel):
 
 
 def _numbers(line: StripLine, pipeline: Pipeline, lane: Lane, colours: Palette) -> None:
-    """Add the busy time, its excess over the median of the rows, and the idle share of the window."""
+    """Add a lane's busy time, its excess over the median busy time of all lanes, and the lane's idle share."""
     over = excess(pipeline, lane) if len(pipeline.lanes) > 1 else None
     slow = over is not None and over > UNEVEN
     style = colours.level[Level.WARN] if slow else colours.text

@@ -66,10 +66,9 @@ def lane_cells(
     cursor: Action | None,
     cursor_cell: int | None,
 ) -> None:
-    """Add a lane of `window.cells` cells. A block shows as much of its name as fits. A cell with several actions shows
-    the lower-case letter of the kind that fills most of the cell. A cell is drawn as idle if the lane is idle for at
-    least half of the cell's time.
-    """
+    """Draw a lane (the actions of one rank or stage) in `window.cells` terminal cells. The block of an action shows as
+    much of the action's name as fits. A cell with several actions shows the lower-case letter of the kind that fills
+    most of the cell. A cell is drawn as idle if the lane is idle for at least half of the cell's time."""
     cells = _Cells(window.cells)
     for action in lane.others:
         cells.thin(window.cell(action.start_ms), window.cell(action.end_ms))
@@ -158,7 +157,8 @@ def block_style(action: Action, part: int | None, colours: Palette) -> Style:
 
 
 def legend(lane: Lane | None, folded: bool, colours: Palette) -> StripLine:
-    """The legend of the blocks; `folded`: whether cells hold several actions."""
+    """The legend of the timeline: the colour of each kind of action. `folded`: whether some terminal cells hold several
+    actions."""
     line = StripLine()
     for pair, text in (
         (colours.forward, " F forward "),

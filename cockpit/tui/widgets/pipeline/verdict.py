@@ -1,5 +1,5 @@
-"""Lines that compare a step with the usual step: a one-sentence summary, the events at the step, and a table of its
-times."""
+"""Lines that compare a step with the usual step (medians over the kept steps): a one-sentence summary, the events at
+the step, and a table of its times."""
 
 from rich.style import Style
 
@@ -28,8 +28,8 @@ STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """The lines of a one-sentence summary of a step, which says how long the step took and how it differs from the
-    usual step."""
+    """The lines of a one-sentence summary of a step, which says how long the step took and which times exceeded their
+    medians over the kept steps."""
     found = compare(store, step)
     if step is None:
         return []
@@ -42,7 +42,7 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
 
 
 def _why_not(store: Store, step: int) -> str:
-    """Why a step is not compared with the usual step, and how long the step took if that is known."""
+    """Why a step cannot be compared with the medians over the kept steps, and if known, how long the step took."""
     name = f"step {format.grouped(step)}"
     if phases_at(store, step):
         return f"{name}: too few steps are known to compare it with"
@@ -75,8 +75,8 @@ def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -
 
 
 def _evidence(store: Store, step: int) -> list[str]:
-    """Notes about a step, as far as they apply: the action that most exceeds its usual duration in the timeline, the
-    events at the step, and a slower step that is no longer kept."""
+    """Notes about a step, as far as they apply: the action in the timeline that exceeds the median of its kind and
+    stage by the most, the events at the step, and a slower step that is no longer kept."""
     found = []
     for pipeline in pipelines(store, step)[:1]:
         if out := longest(pipeline):

@@ -1,5 +1,6 @@
-"""Panel with the memory of each pipeline rank by component, compared with the memory of the device. The panel shows
-planned memory beside measured memory, and how much memory each recompute mode and ZeRO stage would save."""
+"""Panel with the memory of each pipeline rank by component, compared with the memory of the device. The panel shows the
+memory that the planner predicts beside the measured memory, and how much memory each recompute mode and ZeRO stage
+would save."""
 
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ LIMIT = "┃"
 
 
 class MemoryPanel(Panel):
-    """The planned memory of each pipeline rank as a bar of its components."""
+    """The memory that the planner predicts for each pipeline rank, as a bar of its components."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.GRID, Topic.BOARD})
     TITLE = "Memory"
@@ -109,7 +110,7 @@ class MemoryPanel(Panel):
 
 
 def _only_measured(store: Store, width: int, colours: Palette) -> list[StripLine]:
-    """Lines with the measured memory, for a run that the planner cannot plan."""
+    """Lines with the measured memory, for a run whose memory the planner cannot predict."""
     found = measured_memory(store)
     lines = []
     for pp, one in sorted(found.items()):

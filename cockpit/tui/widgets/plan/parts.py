@@ -1,4 +1,5 @@
-"""Text that several panels of the plan screen show: why there is no plan, sizes, and signed changes."""
+"""Text that several panels of the plan screen show: why the planner has no prediction for the run, memory sizes, and
+differences between predictions with their sign."""
 
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ _GUIDE = Guide(
 def without_plan(
     model: WhatIf, width: int, height: int, colours: Palette, brief: bool = False
 ) -> list[StripLine] | None:
-    """Lines that say why there is no plan for this run and, if there is room, what to do; None if there is a plan. With
-    `brief`, the lines do not give the reason, but refer to the what-if panel."""
+    """Lines that say why the planner has no prediction for this run and, if there is room, what to do; None if it has
+    one. With `brief`, the lines do not give the reason, but refer to the what-if panel."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None
@@ -46,7 +47,7 @@ def without_plan(
 
 
 def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
-    """A line that says whether the planned memory fits, such as
+    """A line that says whether the memory predicted by the planner fits into the device, such as
     ``✓ fits: 64 GiB of 80, pipeline rank 2, activations 41``. Parts that do not fit in `width` cells are left out."""
     memory, line = outlook.memory, StripLine()
     if outlook.capacity is None:
@@ -64,8 +65,8 @@ def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
     """A warning if measured steps are faster than the machine's peak FLOP/s allows, because the plan then assumes the
-    wrong hardware or the wrong amount of work. Otherwise empty. `now`: the predictions for the unchanged run.
-    """
+    wrong hardware or the wrong amount of work. Otherwise empty. `now`: the predictions for the run with its current
+    settings."""
     if not now.mfu or now.mfu <= 1:
         return []
     text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: the plan assumes other hardware"

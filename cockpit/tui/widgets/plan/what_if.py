@@ -242,7 +242,7 @@ class WhatIfPanel(Panel):
 def _measured_lines(
     store: Store, outlook: "Outlook", width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """Lines about the unchanged run, with measured values beside planned values."""
+    """Lines about the run with its current settings: measured values beside the planner's predictions."""
     rows = _measured_rows(store, outlook)
     lines = [
         rule("the run as it is: measured · planned", width, colours.dim, colours.line),

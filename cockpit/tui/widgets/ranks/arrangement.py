@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def grid(self) -> list[list[Slot]]:
-        """All lines of slots from top to bottom: the grid in which the cursor moves."""
+        """The lines of the grid from top to bottom, each as the list of the cells among which the cursor moves."""
         lines: list[list[Slot]] = []
         for row in self.rows:
             if row.top:
@@ -61,8 +61,8 @@ class Plan:
         return lines
 
     def at(self, x: int, y: int, first_row: int) -> Slot:
-        """The slot that is drawn in a terminal cell of the panel; if the cell has two halves, the slot in the upper
-        half."""
+        """The ranks of the grid cell that is drawn at this position of the panel; if the position shows two grid cells,
+        one in each half of a line, the ranks of the upper one."""
         row, column = y - first_row, (x - self.label) // self.cell
         if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
             return ()
@@ -86,7 +86,8 @@ def own_axes(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
-    """The ranks arranged in bands, rows and columns, and the column labels."""
+    """The ranks in bands (one for each coordinate on the axis `group`), with rows and columns by their other
+    coordinates, and the labels of the columns."""
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
@@ -203,8 +204,8 @@ def _shared(ranks: list[int], count: int) -> list[Slot]:
 
 
 def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
-    """The slots of each group in lines of at most `room` slots, as rows of the grid. Where possible, a line ends after
-    a multiple of `inner` slots."""
+    """The cells of each group in lines of at most `room` cells, as rows of the grid. Where possible, a line ends after
+    a multiple of `inner` cells."""
     rows: list[Row] = []
     for label, slots in groups:
         per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)

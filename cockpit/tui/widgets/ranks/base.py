@@ -8,8 +8,8 @@ from cockpit.tui.widgets.ranks import view
 
 
 class RankPanel(Panel):
-    """A panel that depends on the selected metric, grouping, comparison and rank. All `RankPanel`s share one
-    selection."""
+    """A panel that depends on the selected rank and metric, on how ranks are grouped, and on the baseline of the
+    colours (the rank's peers, its own earlier steps, or none). All `RankPanel`s share one selection."""
 
     def __init__(self, id: str, selection: Selection) -> None:
         super().__init__(id)

@@ -1,4 +1,4 @@
-"""Draws the cells and the legend of the rank grid from its layout and the readings."""
+"""Draws the cells and the legend of the rank grid, from its layout and from the value and deviation of each rank."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -55,8 +55,8 @@ def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> lis
 
 
 class Cells:
-    """Draws the cells of the rank grid for one set of readings. Between frames, only `selected` may change; other
-    changes need a new object."""
+    """Draws the cells of the rank grid, with one metric's value and deviation for each rank (`readings`). From one
+    drawing to the next, only `selected` may change; if anything else changes, create a new object."""
 
     def __init__(
         self,
@@ -214,8 +214,8 @@ class Cells:
         line.add(f" {glyph}  ", colours.level[level])
 
     def _codes_of(self, slots: list[Slot]) -> list[int]:
-        """The code of each cell in a row: that of the worst rank in the cell. If some ranks in the cell match the
-        filter, the other ranks are ignored."""
+        """For each cell in a row, the code (the index of glyph and colour) of the worst rank in the cell. If some ranks
+        in the cell match the filter, the other ranks are ignored."""
         known = self._row_codes.get(id(slots))
         if known is None:
             codes, score = (
@@ -230,8 +230,9 @@ class Cells:
 
     @property
     def _score(self) -> dict[int, float]:
-        """The severity of each rank: higher is worse. Ranks are compared by level first, and then by deviation, which
-        is limited to 1000 %."""
+        """How bad the state of each rank is: higher is worse. Ranks are compared first by their state (lost is worst,
+        then slow or stalled, without data, good), then by deviation from the baseline, which is limited to 1000 %.
+        """
         if not self._scores:
             towards = self.metric.worse or 1
             scores = [by * towards if by * towards < MOST else MOST for by in self.readings.deviations]
@@ -254,7 +255,8 @@ def _chosen(glyph: str, width: int) -> str:
 
 
 def _gravity(code: int) -> int:
-    """The severity of a cell's code: higher is worse. Codes of cells without a value are the least severe."""
+    """How severe the rank shown by a cell is, from the cell's code (the index of its glyph and colour): higher is
+    worse. Cells without a value are the least severe."""
     return code if code <= CODES[Level.BAD] else -code
 
 
@@ -300,8 +302,8 @@ def legend(
     width: int,
     colours: Palette,
 ) -> StripLine:
-    """The legend: the scale, the number of ranks at each level, the number of ranks per cell, and the meaning of the
-    colours."""
+    """The legend: the colour scale and its meaning, how many ranks are good, slow or stalled, lost, or without data,
+    and how many ranks share a cell."""
     line = scale_bar(StripLine(), metric, readings, against, colours, bool(layout.label))
     line.add("   ", colours.dim)
     others = Counter(level for level in levels.values() if level is not Level.GOOD)
@@ -323,8 +325,9 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend's note that a line shows the worse of two rows. An empty list if no line stands for two rows, or if
-    the terminal can colour the two halves of a cell separately."""
+    """The legend's note that a line shows the worse of two rows. An empty list if each line shows one row, or if the
+    terminal can colour the upper and the lower half of a cell separately, so that a line can show two rows.
+    """
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 

@@ -107,7 +107,8 @@ class RankDetails(RankPanel):
 
 
 class _Drawing:
-    """Draws the blocks of the panel."""
+    """Draws the panel's groups of lines: one method for each, such as the rank's coordinates, its diagnosis, its
+    current operation, and its times."""
 
     def __init__(self, store: Store, rank: int, selection: Selection, width: int, colours: Palette) -> None:
         self.store, self.rank, self.selection = store, rank, selection

@@ -171,7 +171,8 @@ class RankSteps(RankPanel):
     def _bins(
         self, metric: Metric, against: Against, table: list[list[float]], colours: Palette
     ) -> tuple[list[list[int]], str, tuple[Style, ...]]:
-        """The colour bins of the cells, one list per column; then the glyphs and the styles, indexed by bin."""
+        """For each column, the index of each cell's colour in the scale; then the glyphs and the styles of the scale by
+        index."""
         if against is not Against.NOTHING:
             towards = metric.worse or 1
             bins = [

@@ -13,7 +13,8 @@ COMPARED = tuple(Against)
 
 
 def choice(selection: Selection) -> object:
-    """The user's choices that determine what a panel about ranks draws."""
+    """All choices of the user in `selection` (such as rank, metric and step), as a value to compare: a panel about
+    ranks is redrawn if it changes."""
     return tuple(vars(selection).values())
 
 
@@ -24,7 +25,8 @@ def metric_of(store: Store, selection: Selection) -> Metric:
 
 
 def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
-    """The metric's reading for every rank, from the selected step or, if no step is selected, from the newest steps."""
+    """The metric's value for every rank and its deviation from the baseline, at the selected step or, if no step is
+    selected, over the newest steps."""
     return read(store, metric, selection.against, selection.step)
 
 
@@ -60,7 +62,7 @@ def group_of(store: Store, selection: Selection) -> str | None:
 
 
 def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]]:
-    """The ranks grouped into bands, and the labels of the columns."""
+    """The ranks in bands, one for each coordinate on the axis `group` or each node, and the labels of the columns."""
 
     def compute() -> tuple[Sequence[Band], list[str]]:
         if group == NODE:

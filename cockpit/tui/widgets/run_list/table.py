@@ -1,4 +1,5 @@
-"""Panel with the runs of a folder: a table with a cursor, marks and details."""
+"""Panel with the runs of a folder: a table in which the user can mark runs for a comparison, and details of the run at
+the cursor."""
 
 import threading
 import time

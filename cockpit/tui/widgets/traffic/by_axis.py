@@ -82,8 +82,9 @@ def _rate(row: AxisTraffic, scale: Scale) -> str:
 
 
 class TrafficByAxis(Panel):
-    """The panel with one row per axis that shows the axis's traffic. `detailed`: also show the bandwidth, the hidden
-    share, the groups, and the trend over steps."""
+    """The panel with one row per axis that shows the axis's traffic. `detailed`: also show the bandwidth, the share of
+    communication time that overlaps with computation, the number of ranks in the largest process group of the axis, and
+    a chart of the exposed time over the newest steps."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
@@ -203,8 +204,8 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """A line with the values of the columns that did not fit, and the size of the axis's groups; items that do not
-        fit are omitted."""
+        """A line with the values of the columns that did not fit, and the number of ranks in the largest process group
+        of the axis; items that do not fit are omitted."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
         values = [(one.head, one.text(row, self.scale).strip()) for one in rest]
         words = [MORE[head].format(value) for head, value in values if not value.startswith(format.MISSING)]

@@ -24,7 +24,8 @@ TOTAL = 8  # width of the column with the sums of rows
 
 
 def pair_bin(over_mean: float) -> int:
-    """The colour bin of a pair. `over_mean`: the pair's bytes relative to the mean over pairs with traffic."""
+    """The index in the colour scale for a pair of ranks or nodes. `over_mean`: the bytes that the first sends to the
+    second, relative to the mean over pairs with traffic."""
     return Palette.bin((over_mean - 1) / SCALE)
 
 

@@ -1,4 +1,5 @@
-"""Describes the matrix in text: its balance, the pair under the cursor, the hottest pairs, and the kept samples."""
+"""Describes the all-to-all matrix in text: which ranks send and receive most, the pair under the cursor, the pairs with
+the most bytes, and the kept samples."""
 
 import heapq
 
@@ -35,7 +36,7 @@ def share_text(part: float, whole: float) -> str:
 
 
 def verdict(store: Store, matrix: Matrix, found: Balance, colours: Palette, width: int) -> list[StripLine]:
-    """Two lines: the hottest pair, and the busiest sender and receiver."""
+    """Two lines: the pair of ranks with the most bytes, and the ranks that send and receive the most."""
     level = Level.WARN if found.unbalanced else Level.GOOD
     pair = found.hottest
     first = StripLine().add(f"{level.value} ", colours.level[level])
@@ -163,8 +164,8 @@ def _between_nodes(
 def hottest_pairs(
     store: Store, matrix: Matrix, colours: Palette, most: int, chosen: frozenset[int] | None = None
 ) -> list[StripLine]:
-    """The pairs with the most bytes. Without a filter, there is at most one pair for each tile of the matrix. With a
-    filter, only pairs of the `chosen` ranks are listed."""
+    """The (sender, receiver) pairs with the most bytes. Without a filter, at most one pair is listed for each square
+    block of the matrix (`Matrix.tile`). With a filter, only pairs of the `chosen` ranks are listed."""
     if chosen is not None:
         among = matrix.between(chosen, chosen, coarse=False)
         pairs, each = heapq.nlargest(most - 1, among, key=hotter), " among the ranks of the filter"
@@ -188,8 +189,8 @@ def hottest_pairs(
 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The balance of each kept sample, newest first, to distinguish lasting skew from a single skewed step. `~` marks a
-    sample with missing rows."""
+    """One line for each kept sample of the all-to-all, newest first: its bytes, and the ranks that send and receive
+    most. So lasting skew differs visibly from a single skewed step. `~` marks a sample with missing rows."""
     head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:

@@ -150,8 +150,8 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
 
 
 def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
-    """The axis's exposed time, planned (for the slowest rank) and measured, and the planned number of collectives in a
-    step."""
+    """The axis's exposed time as predicted by the planner (for the slowest rank) and as measured, and the predicted
+    number of collectives in a step."""
     if not isinstance(planned, PlannedAxes):
         return
     exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)
@@ -164,8 +164,8 @@ def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palet
 def flow(
     parts: Sequence[Part], width: int, indent: int, separator: str, lead: Sequence[Part] = ()
 ) -> list[StripLine]:
-    """`parts` joined by `separator`, wrapped at `width` cells and indented by `indent` cells. The segments of `lead`
-    come first on the first line."""
+    """`parts` joined by `separator`, wrapped at `width` cells and indented by `indent` cells. The first line begins
+    with the parts of `lead`."""
     line = StripLine()
     for text, style in lead:
         line.add(text, style)

@@ -44,7 +44,8 @@ ROOM = 48  # minimum panel width for the sums of the rows
 
 
 class Shown(NamedTuple):
-    """What was drawn last: the view, its `Plan`, the width of the row names, and the line of the first row."""
+    """What was drawn last: the view, its `Plan`, the width of the row names, and the panel line on which the matrix
+    begins."""
 
     view: View
     plan: Plan
@@ -184,8 +185,8 @@ class TrafficMatrix(Panel):
         return view.number.get(source, 0), view.number.get(destination, 0)
 
     def _ranks(self, view: View, source: int, destination: int) -> tuple[int, int]:
-        """The ranks at the positions `source` and `destination` of the view. If the positions are nodes, the first rank
-        of each node."""
+        """The sending and the receiving rank of a pair in the view; in a view of nodes, where `source` and
+        `destination` are nodes, the first rank of each node."""
         if not isinstance(view, NodeView):
             return source, destination
         ranks = list(view.hosts.values())
@@ -209,8 +210,8 @@ class TrafficMatrix(Panel):
         self._redraw()
 
     def _closer(self) -> Level | None:
-        """The level to which the next zoom leads: the ranks or nodes that share the cell under the cursor; in a node
-        view, the ranks of two nodes; otherwise as many ranks as fit with a number in each cell."""
+        """What zooming in would show: the ranks or nodes that share the cell under the cursor; in a node view, the
+        ranks of two nodes; otherwise as many ranks as fit with a number in each cell."""
         matrix = self._matrix(self._store)
         here = self._cursor(matrix) if matrix else None
         if self._shown is None or matrix is None or here is None:

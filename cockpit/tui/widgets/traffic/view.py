@@ -21,8 +21,9 @@ class View(Protocol):
     everyone: Places
 
     def pairs(self, rows: Places, columns: Places, square: int) -> Iterable[Pair]:
-        """The pairs with traffic. If the whole matrix is drawn, and each cell stands for at least `square` x `square`
-        pairs, the result may omit pairs, but never the largest pair of a cell."""
+        """The (sender, receiver) pairs with traffic. If the whole matrix is drawn, and each cell stands for at least
+        `square` x `square` pairs, the result may omit pairs, but never the pair with the most bytes in a cell.
+        """
         ...
 
     def usual(self, pair: Pair) -> float:
@@ -42,8 +43,8 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """The side length of a tile, in ranks or nodes. A tile is a square block of the matrix; the largest pair of
-        each tile is kept."""
+        """The side length of a tile, in ranks or nodes. A tile is a square block of the matrix; for each tile, the
+        (sender, receiver) pair with the most bytes is kept."""
         ...
 
 
@@ -183,7 +184,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 def _fold(count: int, room: int, least: int) -> int:
     """How many ranks or nodes must share a row (or column) so that all `count` of them fit into `room` rows (or
-    columns). The result is `least` times a power of two."""
+    columns). The smallest such number of the form `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -192,8 +193,9 @@ def _fold(count: int, room: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """For each cell, the pair with the most bytes; for each row and column, the sum of bytes. Rows and columns are
-    indices in the `Plan`. If several ranks or nodes share a row or a column, only the largest of their sums is kept."""
+    """For each cell, the pair with the most bytes; for each row and column, the sum of bytes. Cells are addressed by
+    the row and the column in which the `Plan` draws them, not by rank or node. If several ranks or nodes share a row or
+    a column, only the largest of their sums is kept."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]

@@ -26,8 +26,8 @@ COUNT = 8  # bytes of the element count that a replica sends
 
 
 class Message(NamedTuple):
-    """One collective. `size`: bytes of the collective's buffer; for an all-gather or an all-to-all, the bytes of all P
-    parts."""
+    """One collective. `size`: bytes of the collective's buffer; for an all-gather or an all-to-all, the bytes of all
+    replicas' parts together."""
 
     kind: Kind
     size: float

@@ -57,9 +57,9 @@ def stays_gathered(job: Job) -> bool:
 def repeats(job: Job, pp: int) -> Repeats:
     """How often pipeline rank `pp` gathers weights and reduces gradients in a step (docs/evidence/bytes.md, "dp, per
     step"). At ZeRO 3, weights are gathered before each forward and each backward pass; if `stays_gathered`, a pass that
-    follows a backward pass does not gather them again. All stages of a rank are assumed to gather as often as its first
-    stage. The embedding stays gathered from the first operation of a micro-batch to the last; with a pipeline, from the
-    first operation of a step to the last."""
+    follows a backward pass does not gather them again. All stages of a rank are assumed to gather their weights as
+    often as the rank's first stage does. The embedding stays gathered from the first operation of a micro-batch to the
+    last; with a pipeline, from the first operation of a step to the last."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -148,7 +148,8 @@ Part = Literal["embedding", "head", "mtp"] | Layer  # part of a stage
 
 
 def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
-    """For each distinct part of a stage: the part, its work for one micro-batch, and the number of times that it occurs
+    """For each distinct part of a pipeline stage (a kind of layer, the embedding, the head, or the start of a
+    multi-token prediction layer): the part, its operations for one micro-batch, and the number of times that it occurs
     in the stage."""
     for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
         yield layer, layer_work(job, layer), times

@@ -1,9 +1,9 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data. If the caller does not give the number of rows, the
-expected number for a balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a
-micro-batch, m micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c = cp, f =
-fsdp, e = ep.
+How many token vectors (`rows`) a rank sends in the expert all-to-all depends on the data. If the caller does not give
+this number, the expected number for a balanced router is used. The letters are those of docs/evidence/bytes.md: b
+sequences of a micro-batch, m micro-batches, S tokens of a rank's cp slice, D model width, E experts, K top-k, t = tp, c
+= cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -32,8 +32,9 @@ STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those
 
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
-    """Bytes that `rank` sends in a step, by axis. `rows`: number of rows that the rank sends and receives over ep in
-    the forward pass, over all layers and micro-batches; rows that it sends to itself do not count."""
+    """Bytes that `rank` sends in a step, by axis. `rows`: number of token vectors that the rank sends and receives in
+    the expert all-to-alls of the forward pass, over all layers and micro-batches; those that it sends to itself do not
+    count."""
     return _Rank(job, rank).bytes(rows)
 
 
@@ -182,7 +183,8 @@ class _Rank:
         return total
 
     def _gathers(self) -> dict[str, float]:
-        """For each kind of FSDP unit, how many times a unit of this kind is gathered in a step."""
+        """For each kind of FSDP unit (layer, root or head), how many times the weights of such a unit are gathered in a
+        step."""
         often = repeats(self.job, self.pp)
         return {"layer": often.gathers, "head": often.gathers, "root": often.root}
 

@@ -43,7 +43,8 @@ from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: 
 
 
 class Loader(BaseDataLoader):  # type: ignore[misc]
-    """Random sequences from a fixed seed. The loader's state is the number of batches that it has returned."""
+    """A data loader that returns random sequences from a fixed seed. Its state is the number of batches that it has
+    returned."""
 
     pause_s = 0.0
 

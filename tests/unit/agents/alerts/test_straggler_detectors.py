@@ -1,4 +1,5 @@
-"""Detectors of stragglers among ranks that do the same work, and of slowdowns of the whole run."""
+"""Detectors of ranks that compute more slowly than ranks with the same amount of work (stragglers), and of slowdowns of
+the whole run."""
 
 from msgspec import structs
 
@@ -13,14 +14,15 @@ from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """The records of all ranks for one step. A rank works for `own_ms[rank]`, or for 60 ms without an entry, and waits
-    during the rest of the step.
+    """The records of all ranks for one step. A rank computes for `own_ms[rank]` ms, or for 60 ms if it has no entry,
+    and waits in a collective for the rest of the step.
     """
     return [waits(make_step(rank, step), own_ms.get(rank, 60.0)) for rank in range(WORLD)]
 
 
 def waits(record: Step, own_ms: float) -> Step:
-    """The record, changed to a step of 200 ms in which the rank works for `own_ms` and then waits."""
+    """A copy of `record` for a step of 200 ms, in which the rank computes for `own_ms` and then waits in a
+    collective."""
     return structs.replace(record, step_ms=200.0, comm={"dp": Traffic(0, 200.0 - own_ms, 200.0 - own_ms)})
 
 

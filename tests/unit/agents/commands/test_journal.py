@@ -1,4 +1,5 @@
-"""The journal when its file cannot be opened, is removed or damaged, or was written by an earlier release."""
+"""The journal, in which a hub stores the commands of a run: its file cannot be opened, is removed or damaged, or was
+written by an earlier release."""
 
 import shutil
 import sqlite3

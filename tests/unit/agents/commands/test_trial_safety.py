@@ -36,7 +36,7 @@ ASK = Try("t", {"micro_batches": 8}, 4, "me")
 
 
 class Bench(ControlHarness):
-    """A `Control` with one trial, and ranks that apply each command."""
+    """A `Control` (the part of a hub that handles commands) with one trial, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()

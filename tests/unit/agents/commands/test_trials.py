@@ -21,7 +21,7 @@ STEPS = 12
 
 
 class Lab(ControlHarness):
-    """A `Control` with trials, and ranks that apply each command."""
+    """A `Control` (the part of a hub that handles commands) with trials, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()

@@ -96,8 +96,8 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
 
 
 def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
-    """The number of frames queued for a peer is bounded, even if the peer does not read or has left. The credit that a
-    real client grants already limits its queue.
+    """The number of frames queued for a peer is bounded, even if the peer does not read or has left. A real client
+    limits its queue itself, because it tells the hub how many more frames it can receive (`Credit`).
     """
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
@@ -123,8 +123,8 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that has updates for its clients, but wakes up before it serves them next, must then wait only `FLUSH_MS`,
-    not `IDLE_MS`.
+    """If the hub has updates for its clients, but woke up before it may serve them again, it next sleeps only for
+    `FLUSH_MS`, not for `IDLE_MS`.
     """
     waits: list[float] = []
     early_ms = 1e12  # each round is early

@@ -42,7 +42,7 @@ from tests.unit.agents.fleet import (
 
 @pytest.fixture
 def client(hub: HubProcess, fleet: Fleet, opened: Opened) -> Client:
-    """A client that knows all ranks of the fleet."""
+    """A client that has received the hellos of the four simulated ranks and the knob board."""
     client = opened(Client(hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.hellos) == 4 and client.state.board, fleet.turn)
     return client

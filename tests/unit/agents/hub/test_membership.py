@@ -1,4 +1,4 @@
-"""Membership: which connection may send as which rank, and when a rank counts as lost."""
+"""Membership: which connection may send messages in the name of which rank, and when a rank counts as lost."""
 
 import os
 import signal

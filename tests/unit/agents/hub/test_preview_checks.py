@@ -1,5 +1,5 @@
-"""A hub that was killed and restarted still has the preview checks, because they are recorded as events of the run's
-log."""
+"""A hub that was killed and restarted still has the checks of earlier previews against measurements, because they are
+events in the run's log."""
 
 from agents.client import Client
 from agents.protocol import Event

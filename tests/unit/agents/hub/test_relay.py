@@ -1,4 +1,5 @@
-"""The relay: it forwards messages to the hub and to the right rank, and no rank can send as another rank."""
+"""The relay: it forwards messages to the hub and to the right rank, and no rank can send messages in the name of
+another rank."""
 
 import subprocess
 import sys

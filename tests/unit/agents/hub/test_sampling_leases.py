@@ -1,4 +1,5 @@
-"""Ranks send full vectors at a low rate, more often while a client requests them, and never above the hub's limit."""
+"""Ranks send samples, such as the load of every expert, at a low rate; more often while a client requests them, and
+never more often than the hub's limit allows."""
 
 import pytest
 

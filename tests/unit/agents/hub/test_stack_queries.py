@@ -27,7 +27,8 @@ WORLD = 4
 
 
 class Harness:
-    """Four ranks; rank 2 has an older agent. `told`: the sent messages, each with its recipient."""
+    """Four ranks; the agent of rank 2 is of an earlier release, which cannot send stacks. `told`: the sent messages,
+    each with its recipient."""
 
     def __init__(self) -> None:
         self.told: Told = []

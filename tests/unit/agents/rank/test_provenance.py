@@ -1,4 +1,4 @@
-"""The facts that record the provenance of a run, such as the command line that started it."""
+"""What a rank reports about the provenance of a run, such as the command line that started it."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Tests what a starting hub reads from a recording: the final states of earlier hub processes; processes without a
-leader rank are skipped."""
+"""Tests what a starting hub reads from a recording: the final states of earlier hub processes; a hub process is skipped
+if its recording contains no hello of the leader rank."""
 
 import math
 import sqlite3
@@ -18,8 +18,8 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def tape(path: Path, *starts: tuple[str, list[Update]]) -> Path:
-    """Write a recording made by several hub processes. Each item of `starts` has the epoch of one process and the
-    snapshot with which this process began."""
+    """Write a recording made by several hub processes. Each item of `starts` describes one of these processes: its
+    epoch (a name that only this process uses) and the snapshot of the run's state that it wrote first."""
     told = RecordingWriter(path, 1 << 30, 1 << 30)
     for epoch, updates in starts:
         told.begin(epoch, 0, 0.0, None, False, list(map(codec.pack, updates)))

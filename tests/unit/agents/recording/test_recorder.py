@@ -1,4 +1,5 @@
-"""The recorder: which updates it keeps, thins and deletes, and how it continues after a gap in the updates."""
+"""The recorder: how old parts of a recording first lose the per-rank records (are thinned) and are then deleted, and
+how recording continues after a gap in the updates."""
 
 from copy import copy
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The reducer: a replay rebuilds an equal state, and the state has a bounded size."""
+"""The state of a run, computed from its updates: a replay of the updates rebuilds an equal state, and the state has a
+bounded size."""
 
 from itertools import pairwise
 from unittest import mock

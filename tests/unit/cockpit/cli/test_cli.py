@@ -27,7 +27,7 @@ ROOT = Path(cockpit.__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A live run in a folder of runs."""
+    """A folder of runs with one live run: a hub process, and agents that report steps although nothing trains."""
     runs = tmp_path_factory.mktemp("runs")
     hub = HubProcess(runs / "r-1").start()
     deadline = time.monotonic() + 15

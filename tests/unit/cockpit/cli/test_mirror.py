@@ -19,7 +19,8 @@ Values = dict[int, float]  # loss by step
 
 
 def mirrored(hub: HubProcess, opened: Opened, to: str, out: str) -> Values:
-    """Mirror a run of two ranks until it ends; returns the loss that the hub sent for each step."""
+    """Copy the metrics of a run of two ranks to another tool with `cockpit mirror` until the run ends; returns the loss
+    that the hub sent for each step."""
     fleet = opened(Fleet(hub.endpoints.ranks, 2))
     target = command.TARGETS[to]
     writing, status = threading.Event(), list[int]()

@@ -45,7 +45,7 @@ def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(capsys: Printed, *words: str, status: int = 0) -> list[Any]:
-    """The records that a command prints."""
+    """The JSON records that a command prints, one per line."""
     assert cockpit(list(words)) == status
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert records

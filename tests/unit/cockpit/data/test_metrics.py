@@ -1,4 +1,5 @@
-"""The metrics of the rank grid: which are offered, their values, and which ranks are marked."""
+"""The metrics of the rank grid: which ones the user can choose, their values, and which ranks the grid marks as
+outliers."""
 
 import pytest
 from msgspec import structs

@@ -60,7 +60,7 @@ def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("first", "done"), [(0, 5), (1, 4)])
 def test_steps_are_counted_from_the_first_number_of_the_loop(clock: Clock, first: int, done: int) -> None:
-    """The newest step has the number 4."""
+    """After step number 4, a run has done 5 steps if its loop counts steps from 0, and 4 if it counts from 1."""
     store, run = Store(clock), FakeRun(steps=5)
     store.apply(
         structs.replace(one, first_step=first) if isinstance(one, Hello) else one for one in run.story(5)

@@ -1,4 +1,4 @@
-"""The terminal's title, bell and notifications."""
+"""Tests how the cockpit draws its user's attention: with the terminal's title, its bell, and desktop notifications."""
 
 import pytest
 

@@ -175,7 +175,7 @@ def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]
 
 
 def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
-    """Expert 5 of layer 1 is dead, and shares its cell with the hottest expert."""
+    """Expert 5 of layer 1 is dead, and shares one cell of the expert map with the hottest expert."""
     layers = [LayerLoad(layer, [100] * 64, 0) for layer in range(4)]
     layers[1] = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
     lines = experts_drawn(layers, 64, 3)

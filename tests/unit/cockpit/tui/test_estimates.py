@@ -20,7 +20,8 @@ def row(one: Estimate, width: int = 120) -> str:
 
 
 def test_a_wide_interval_has_no_likely_value() -> None:
-    """An earlier version showed -10.8 % for an interval of 309 .. 952 ms, and the trial then measured +190 %."""
+    """For a predicted interval of 309 .. 952 ms, an earlier version of the knob board showed only a change of -10.8 %
+    in step time, and the trial of the knob change then measured +190 %."""
     for one in (WIDE, SHARED):
         assert row(one).startswith("step time 346 → 309 .. 952 ms -11 .. +175 %")
         assert row(one, 80).startswith(

@@ -1,4 +1,4 @@
-"""Every theme is readable on every kind of terminal."""
+"""Tests that text has enough contrast in every theme, on terminals with any number of colours."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

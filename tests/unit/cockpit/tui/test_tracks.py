@@ -1,4 +1,5 @@
-"""The tracks of the pipeline screen: exact widths at every zoom, numbers in full, idle cells and the ruler."""
+"""Tests of the tracks (one timeline of actions per rank) on the pipeline screen: they have the exact width at every
+zoom, micro-batch numbers are never cut, and idle time and the time axis are drawn."""
 
 import pytest
 from hypothesis import given

@@ -89,8 +89,8 @@ def test_no_file_is_unpickled(folder: Path, tmp_path: Path, group: None, name: s
 
 
 def change(folder: Path, key: str, value: Any) -> None:
-    """Set the field `key` in the index entry of the embedding weight; a field that chunks have is set in the entry's
-    first chunk."""
+    """Set the field `key` in the index entry of the embedding weight. If it is a field of the entry's chunks, set it in
+    the first chunk."""
     index = json.loads((folder / INDEX).read_text())
     stored = index["model.embedding.weight"]
     where = stored["chunks"][0] if key in stored["chunks"][0] else stored

@@ -308,8 +308,8 @@ def test_refuses_multi_token_prediction_with_a_head_of_its_own(tmp_path: Path) -
 
 
 def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
-    """An export is refused if a bias on expert selection has been trained, or if no single architecture has all the
-    parts of the model."""
+    """An export is refused if a bias on expert selection has been trained, or if no Hugging Face architecture has all
+    the features of the model."""
     saved_model("mixtral", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run", ["model.moe.balance=bias"])
     export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")  # all biases are 0

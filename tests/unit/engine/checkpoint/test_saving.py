@@ -63,7 +63,7 @@ def test_a_save_that_finishes_during_take_finished_is_reported_later(
 
 
 def test_a_dtensor_whose_shard_is_part_of_a_buffer_is_copied(group: None) -> None:
-    """The shards of gradient-compression residuals are parts of a buffer."""
+    """The shards of gradient-compression residuals are views into one buffer."""
     mesh = init_device_mesh("cpu", (1,))
     buffer = torch.arange(8.0)
     residual = DTensor.from_local(buffer[2:6], mesh, [Shard(0)])

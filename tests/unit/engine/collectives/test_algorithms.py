@@ -91,8 +91,8 @@ def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: i
 
 @pytest.mark.parametrize(("ranks", "node"), [(8, 4), (8, 2), (6, 3), (12, 4)])
 def test_hierarchical_bytes_by_level_are_those_of_the_planner(ranks: int, node: int) -> None:
-    """According to text D, section 3.6, and `sent_by_level`, a rank sends 2 n (r-1)/r inside a node and 2 n/r (N-1)/N
-    between nodes."""
+    """According to section 3.6 of source text D, and to `sent_by_level`, a rank sends 2 n (r-1)/r inside a node and 2
+    n/r (N-1)/N between nodes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1.0, {"fp32": 1.0}, ""),
@@ -123,8 +123,8 @@ def test_no_algorithm_sends_less_than_the_bandwidth_optimum(ranks: int) -> None:
 
 
 def ring_sum(given: list[Tensor]) -> Tensor:
-    """The sum as a ring computes it: the partial sum of part c starts at rank c + 1, passes every rank in order, and
-    ends at rank c."""
+    """The sum as a ring computes it: the partial sum of the c-th chunk of the vector starts at rank c + 1, passes every
+    rank in order, and ends at rank c."""
     ranks = len(given)
     return torch.cat(
         [
@@ -156,7 +156,8 @@ def doubling_sum(given: list[Tensor]) -> Tensor:
 
 
 def halving_sum(given: list[Tensor]) -> Tensor:
-    """Part c is summed over the pairs at distance p/2, then p/4, ..., 1."""
+    """The sum as recursive halving computes it: each chunk of the vector is summed over pairs of ranks at distance p/2,
+    then p/4, ..., 1."""
     sums = folded(given)
     while len(sums) > 1:
         half = len(sums) // 2

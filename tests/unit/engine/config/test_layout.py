@@ -1,4 +1,5 @@
-"""Layouts: overrides, and a one-sentence error message for each mistake."""
+"""Tests of layouts, the configuration files of runs: overrides on the command line, and a one-sentence error message
+for each mistake."""
 
 import os
 from pathlib import Path

@@ -271,7 +271,7 @@ def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
 
 
 def test_configuration_of_deepseek_v2() -> None:
-    """The model has the values of the configuration file in D 12.4."""
+    """The tests' DeepSeek-V2 has the values of the configuration file in section 12.4 of source text D."""
     model = models.DEEPSEEK_V2
     layer = model.layers[-1]
     assert len(model.layers) == 60 and model.d_model == 5120
@@ -281,8 +281,8 @@ def test_configuration_of_deepseek_v2() -> None:
 
 
 def test_activations_of_7b_take_50_to_200_gb() -> None:
-    """The 50 to 200 GB of activations in the figure of D 1.2 are right for 3 to 8 sequences of 2,048 tokens, without
-    recompute and with unfused attention."""
+    """The 50 to 200 GB of activations in the figure in section 1.2 of source text D are right for 3 to 8 sequences of
+    2,048 tokens, without recompute and with unfused attention."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
@@ -291,8 +291,9 @@ def test_activations_of_7b_take_50_to_200_gb() -> None:
 
 
 def test_recompute_saves_what_c_says_and_more() -> None:
-    """Text C: activation checkpointing saves 60-70 % of the activation memory for 30 % more compute. Full recompute
-    costs a third more compute and keeps only the layers' inputs, so it saves 94 % of the layers' activations."""
+    """According to source text C, activation checkpointing saves 60-70 % of the activation memory for 30 % more
+    compute. Full recompute costs a third more compute and keeps only the layers' inputs, so it saves 94 % of the
+    layers' activations."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid())
     none, full = (
         sum(
@@ -305,9 +306,9 @@ def test_recompute_saves_what_c_says_and_more() -> None:
 
 
 def test_seventy_billion_on_256_devices() -> None:
-    """An exercise of text B has 256 devices of 80 GB and a model of 70B parameters (140 GB in fp16). With TP 2 the
-    weights fit. TP 2 x PP 4 leaves 32 replicas, whose state fits only with ZeRO: without ZeRO a device holds 16 N / 8 =
-    140 GB of state, with stage 1 it holds 51 GB."""
+    """An exercise in source text B has 256 devices of 80 GB and a model of 70B parameters (140 GB in fp16). With TP 2
+    the weights fit. TP 2 x PP 4 leaves 32 replicas, whose state fits only with ZeRO: without ZeRO a device holds 16 N /
+    8 = 140 GB of state, with stage 1 it holds 51 GB."""
     model = models.LLAMA2_70B
     assert ceil(2 * total(model) / (80 * GB)) == 2
     grid = Grid(pp=4, tp=2, dp_shard=32)
@@ -318,9 +319,9 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """According to D 6.2 and A, training takes 6 N FLOPs per token. For GPT-3 this is exact if N counts only the
-    weights of matrix products, including those of the output head, and 6 s h is added per layer for causal
-    attention."""
+    """According to source texts A and D (section 6.2), training a model of N parameters takes 6 N FLOPs per token. For
+    GPT-3 this is exact if N counts only the weights of matrix products, including those of the output head, and 6 s h
+    is added per layer for causal attention."""
     parts = by_part(models.GPT3)
     matrices = parts["mixer"] + parts["dense"] - 96 * 9 * 12288 + parts["embedding"] - 2048 * 12288
     assert token_flops(models.GPT3, 2048) == 6 * matrices + 6 * 96 * 2048 * 12288

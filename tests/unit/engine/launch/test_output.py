@@ -1,4 +1,4 @@
-"""The output of `engine run`."""
+"""Tests of the lines that `engine run` prints, and of the layout that it writes to the run's folder."""
 
 import json
 from pathlib import Path

@@ -130,7 +130,8 @@ def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tenso
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
 def test_drops_equal_a_count_in_a_loop(layout: Layout, factor: float) -> None:
-    """An expert keeps the first ceil(factor S K / E) pairs of each sequence."""
+    """An expert keeps the first ceil(factor S K / E) token-expert pairs of each sequence, where S is the sequence
+    length, K the experts per token and E the number of experts."""
     meter = Meter(1, 8)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe

@@ -70,7 +70,8 @@ def plain_losses(stage: Stage, text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_equals_a_plain_implementation(stage: Stage, text: Tensor) -> None:
-    """Loss and gradients. The returned loss is the main loss alone."""
+    """Compares the loss and the gradients. The returned loss is only the next-token loss, without the losses of the
+    multi-token prediction layers."""
     main, further = plain_losses(stage, text)
     (0.01 * (main + 0.4 * further)).backward()  # type: ignore[no-untyped-call]
     expected = {name: p.grad for name, p in stage.named_parameters()}

@@ -1,5 +1,5 @@
-"""The interface for the user's own model: loading, error messages, initial values, planning and knobs. The parity cases
-`gpt ...` train such a model."""
+"""The interface for the user's own model: loading, error messages, initial values, planning and knobs. The cases in
+tests/ranks/cases whose names begin with `gpt` train a user's own model."""
 
 import json
 import sys

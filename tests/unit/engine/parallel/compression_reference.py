@@ -1,7 +1,8 @@
 """A reference for compressed sums, written from docs/train/compression.md without the engine's code; all replicas are
 in one process.
 
-`xs` are the replicas' vectors, residuals included. Each function returns the sum and what each replica sent.
+`xs` are the replicas' vectors, residuals included. Each function that sums these vectors returns the sum and, for each
+replica, the part of the sum that came from its vector. The rest of the vector is the replica's next residual.
 """
 
 import numpy as np
@@ -59,7 +60,9 @@ def sparse(xs: list[Tensor], masks: list[Tensor]) -> Result:
 def low_rank(
     xs: list[Tensor], shape: tuple[int, ...], starts: list[np.ndarray]
 ) -> tuple[Result, list[np.ndarray]]:
-    """PowerSGD of a stack of matrices. Also returns the start values for the next step."""
+    """Sums the replicas' matrices with PowerSGD. If `shape` has three dimensions, each replica has a stack of matrices,
+    which are compressed one by one. Also returns the Q factors with which the power iteration of the next step starts.
+    """
     b, m, n = (1, *shape) if len(shape) == 2 else shape
     stacks = [x.view(b, m, n).numpy() for x in xs]
     total, sent, after = np.zeros((b, m, n)), [np.zeros((b, m, n)) for _ in xs], []
@@ -73,7 +76,8 @@ def low_rank(
 
 
 def summed(xs: list[Tensor], values: CompressionValues, drawn: Tensor) -> Result:
-    """The compressed sum for every method except power_sgd. `drawn`: the positions that random_k draws."""
+    """Sums the replicas' vectors with any compression method except power_sgd. `drawn`: the indices of elements, in the
+    order in which random_k draws them."""
     if values.method in ("bf16", "fp16", "int8"):
         return chunked(xs, values.method)
     k = max(1, round(values.ratio * len(xs[0])))

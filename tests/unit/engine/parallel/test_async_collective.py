@@ -1,4 +1,5 @@
-"""Asynchronous collectives: total time, and the exposed part of it."""
+"""Tests the measured times of asynchronous collectives: the total time, and the part of it that no computation
+overlaps."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ class Future:
 
 
 class Slow(dist.Work):
-    """Work whose `wait` takes `wait_s` seconds; its future may complete before `wait` is called."""
+    """A work handle of a collective (`torch.distributed.Work`) whose `wait` takes `wait_s` seconds; its future may
+    complete before `wait` is called."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__()

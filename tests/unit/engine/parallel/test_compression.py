@@ -82,7 +82,7 @@ def run(
 def reference(
     values: CompressionValues, step_gradients: list[list[Tensor]]
 ) -> list[tuple[Tensor, list[Tensor]]]:
-    """The sum and each replica's residual, for each step."""
+    """For each step, the expected sum of the replicas' compressed gradients, and each replica's expected residual."""
     n = len(step_gradients[0][0])
     residuals = [torch.zeros(n, dtype=torch.float64) for _ in range(P)]
     spans, at = [], 0

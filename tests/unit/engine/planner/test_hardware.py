@@ -82,8 +82,8 @@ def test_a_dense_model_by_hand() -> None:
 
 
 def test_a_mixture_by_hand() -> None:
-    """Layers 0 and 2 have experts. 20 tokens choose 2 experts in each of the 2 layers, and 5 of these pairs are
-    dropped."""
+    """Layers 0 and 2 have experts. 20 tokens choose 2 experts in each of the 2 layers, and 5 of these token-expert
+    pairs are dropped."""
     layout = load(
         DEMO,
         [

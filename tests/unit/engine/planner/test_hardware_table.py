@@ -1,4 +1,5 @@
-"""Tests of the table of known machines: data sheet values, names and networks, a user's own file, bad input."""
+"""Tests of the planner's built-in table of machines: data sheet values, names and networks, a user's own file, bad
+input."""
 
 import re
 import tomllib

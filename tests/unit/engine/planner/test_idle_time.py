@@ -1,4 +1,5 @@
-"""Idle time split into schedule, wait and overhead."""
+"""Tests that a rank's idle time in the pipeline is split correctly by cause: the schedule, waiting for other stages,
+and overhead."""
 
 import pytest
 from hypothesis import given, settings

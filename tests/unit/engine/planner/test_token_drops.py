@@ -11,7 +11,7 @@ SEQUENCES, TOKENS, EXPERTS, TOP_K = 64, 128, 8, 2
 
 def drawn(most: int, skew: float) -> tuple[list[list[int]], int]:
     """Draws the expert loads of a step in which each token chooses its experts independently. Returns the loads, and
-    the number of pairs dropped if each expert takes at most `most` pairs of a sequence."""
+    the number of token-expert pairs dropped if each expert takes at most `most` pairs of a sequence."""
     rng = np.random.default_rng(3)
     share = np.linspace(1 + skew, 1 - skew, EXPERTS)
     counts = rng.multinomial(TOKENS * TOP_K, share / share.sum(), size=SEQUENCES)

@@ -1,5 +1,5 @@
-"""Tests of `engine simulate` as a process with its hub: knob changes, a killed hub, error messages, the SIMULATED
-mark."""
+"""Tests of `engine simulate` as a process with its hub: knob changes, a killed hub, error messages, the label
+SIMULATED."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def printed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
-    """A simulated run and a client of its hub."""
+    """Starts `engine simulate`, and yields its process and a client that is connected to its hub."""
     with ExitStack() as stack:
         command = simulate(folder, *arguments)
         process = stack.enter_context(subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL))

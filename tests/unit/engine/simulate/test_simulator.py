@@ -292,7 +292,7 @@ def test_events_of_experts_need_experts() -> None:
 
 
 def holders(run: Run) -> dict[tuple[int, int], list[int]]:
-    """Maps each (layer, expert) to the ranks whose hellos list this expert."""
+    """Maps each (layer, expert) to the ranks whose hello messages list this expert."""
     found: dict[tuple[int, int], list[int]] = {}
     for hello in run.introductions():
         if isinstance(hello, Hello):

@@ -73,8 +73,8 @@ def test_callbacks_run_after_the_gpu_has_passed_both_events(gpu: Gpu) -> None:
 
 
 def step(meter: Meter) -> None:
-    """Two actions, with one collective in the first action and one between the actions; successive events are 1 ms
-    apart."""
+    """Runs a forward and a backward pipeline action, with one collective in the first action and one between the
+    actions; successive events on the simulated GPU are 1 ms apart."""
     with meter.pipeline():
         with meter.action("F", 0, 0), meter.collective("tp", "all-gather", 10):
             pass

@@ -1,5 +1,5 @@
-"""Step records of ranks and summaries on rank 0: load summaries match the full vectors, and the FLOPs of ranks add
-up."""
+"""Step records of ranks and summaries on rank 0: the statistics of an expert load match the load of each expert, and
+the FLOPs of ranks add up."""
 
 import math
 from types import SimpleNamespace

@@ -199,15 +199,15 @@ def test_a_number_of_the_source_texts(number: Number) -> None:
 @pytest.mark.parametrize("kind", SENT, ids=" ".join)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
-    """Compares the planner's costs with the formulas of text D, sections 3.5, 4.4 and 5.2."""
+    """Compares the planner's costs with the formulas in sections 3.5, 4.4 and 5.2 of source text D."""
     steps, sent = (formula(ranks) for formula in SENT[kind])
     found = cost(*kind, ranks)
     assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    """As in text D, sections 2.7, 3.3 and 4.4, an all-reduce takes the steps and the bytes of a reduce-scatter and an
-    all-gather."""
+    """As in sections 2.7, 3.3 and 4.4 of source text D, an all-reduce takes the steps and the bytes of a reduce-scatter
+    and an all-gather."""
     for ranks in (2, 8, 100):
         halves = cost("reduce_scatter", "ring", ranks), cost("all_gather", "ring", ranks)
         whole = cost("all_reduce", "ring", ranks)
@@ -216,8 +216,8 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 
 def test_when_to_use_which_all_reduce() -> None:
-    """According to D 3.5, an algorithm with few steps is best for small messages, and one that sends few bytes is best
-    for large messages; the naive algorithm is never chosen."""
+    """According to section 3.5 of source text D, an algorithm with few steps is best for small messages, and one that
+    sends few bytes is best for large messages; the naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
     # 2 log2(64) = 12 messages are enough, while a ring needs 126.
@@ -236,8 +236,8 @@ def test_when_to_use_which_all_reduce() -> None:
 
 
 def test_a_hierarchy_crosses_the_slow_link_less() -> None:
-    """According to D 3.6, with 8 nodes of 8 ranks a phase has 7 steps over the slow link instead of 63, and each link
-    out of a node carries n / 8 bytes."""
+    """According to section 3.6 of source text D, with 8 nodes of 8 ranks a phase has 7 steps over the slow link instead
+    of 63, and each link out of a node carries n / 8 bytes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1e18, {"bf16": 1.0}, ""),
@@ -253,7 +253,8 @@ def test_a_hierarchy_crosses_the_slow_link_less() -> None:
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 1), (4, 8, 2), (8, 32, 2)])
 def test_bubbles(p: int, m: int, v: int) -> None:
-    """According to D 10.3 and 10.4, A 02 and B, the bubble is (P - 1) / (M V + P - 1)."""
+    """According to source texts A (part 02), B and D (sections 10.3 and 10.4), the bubble is (P - 1) / (M V + P - 1)
+    for P ranks, V stages per rank and M micro-batches."""
     name = "interleaved" if v > 1 else "1f1b"
     assert bubble(name, p, v, m) == pytest.approx((p - 1) / (m * v + p - 1))
 
@@ -268,7 +269,7 @@ def test_the_example_of_the_roofline() -> None:
 
 
 def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
-    """As in text D, section 6.5, the efficiency grows in proportion to the batch up to the ridge point."""
+    """As in section 6.5 of source text D, the efficiency grows in proportion to the batch up to the ridge point."""
     star = ridge(H100, 50 * GB)
     rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
     assert (

@@ -161,8 +161,8 @@ def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: floa
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """Text D, section 9.5: by the document's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The
-    document says about 175 MB, which is wrong."""
+    """According to the formula in section 9.5 of source text D, 4 x 2 (t-1)/t x B S H bytes, tensor parallelism sends
+    352 MB for a layer. The document says about 175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
@@ -187,7 +187,8 @@ def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_k
 def test_data_parallel_all_reduce_of_the_source_texts(
     parameters: float, bytes_each: int, seconds: float
 ) -> None:
-    """Text D, section 7.4: with many ranks, each rank sends nearly 2 N bytes at 200 GB/s to all-reduce N bytes."""
+    """According to section 7.4 of source text D, with many ranks, each rank sends nearly 2 N bytes at 200 GB/s to
+    all-reduce N bytes."""
     many = 2 * (1023 / 1024) * parameters * bytes_each / 200e9
     assert many == pytest.approx(seconds, rel=0.05)
 

@@ -162,8 +162,8 @@ def test_ranks_at_each_coordinate() -> None:
 
 
 def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three traces: the first ends after its steps, the second ends early because the third starts, and the third ends
-    with the run."""
+    """Three profiler traces: the first ends after its steps, the second ends early because the third starts, and the
+    third ends with the run."""
     agent, summaries, log, under_way = trainer.agent, trainer.reporting.summaries, list[str](), list[bool]()
     assert isinstance(agent, ScriptedAgent)
     gather, collect = summaries.gather, summaries.collect
@@ -180,7 +180,8 @@ def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: 
     monkeypatch.setattr(summaries, "collect", collected)
 
     class Profile:
-        """Replaces torch's profiler; logs at each start and stop whether a gather is running."""
+        """Replaces torch's profiler; logs at each start and stop whether the gather of the ranks' measurements is
+        running."""
 
         def __init__(self, **_: object) -> None:
             pass

@@ -16,7 +16,7 @@ from tests.unit.engine.config.test_layout import DEMO
 
 
 class Control(Axis):
-    """A fake control axis whose other ranks have the given corpora."""
+    """Replaces the process group of all ranks (the axis `control`); the other ranks have the given training texts."""
 
     def __init__(self, *others: Corpus) -> None:
         self._others = others

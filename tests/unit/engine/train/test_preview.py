@@ -43,8 +43,8 @@ def board() -> KnobBoard:
 
 
 def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
-    """A run with two balanced stages and 4 micro-batches. A step takes 2 (4 + 1) x 10 ms for pipeline actions, and 20
-    ms for other work."""
+    """A previewer that has received `steps` steps of a run with two equally fast pipeline stages and 4 micro-batches. A
+    step takes 2 (4 + 1) x 10 ms for pipeline actions, and 20 ms outside the pipeline."""
     its = board()
     previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
     clock = ScheduleClock("1f1b", 2, 1, 4)
@@ -107,8 +107,8 @@ def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
 
 
 def test_the_bubble_of_uneven_steps_is_averaged_over_steps() -> None:
-    """In each step one of the two stages is slow, and the stages alternate. On average they are equally fast, but in
-    every step the bubble is larger than that of two equally fast stages."""
+    """In each step one of the two stages is slow, and the stages alternate. Averaged over steps, the two stages are
+    equally fast, but in every step the bubble is larger than that of two equally fast stages."""
     previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
     clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(20):

@@ -1,4 +1,5 @@
-"""The two status lines: each rule applies when it should, and the most severe problem comes first."""
+"""Tests of the two status lines: each rule of the diagnosis applies in the situation that it is for, and the most
+severe problem comes first."""
 
 import math
 from collections.abc import Iterable
@@ -200,8 +201,8 @@ def test_the_headline_names_the_state_of_the_rank(
 
 
 def test_a_long_badge_shortens_words_and_keeps_figures() -> None:
-    """On a terminal of 80 columns, the loss and the number of reporting ranks stay visible beside the longest badges
-    and the mark of a simulated run."""
+    """On a terminal of 80 columns, the loss and the number of reporting ranks stay visible beside the longest state of
+    the run, such as LIVE · SLOW RANK, and the label SIMULATED x10."""
     store = store_with(FakeRun(oversubscribed=False, steps=15_000), NOTICE)
     hellos = [
         structs.replace(one, simulated=True, facts={**one.facts, "speed": 10})

@@ -37,7 +37,7 @@ BETWEEN_NODES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario and the required diagnosis."""
+    """A fault scenario of the simulator, and the diagnosis that the cockpit must show for it."""
 
     scenario: str
     causes: set[str]

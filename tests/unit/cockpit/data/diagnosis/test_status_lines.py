@@ -1,4 +1,4 @@
-"""The lines of a status bar."""
+"""Tests of the one to five lines that describe a run in a status bar, such as that of tmux."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_lines_from_most_to_least_important() -> None:
 
 
 def test_the_number_of_steps_belongs_to_the_values_beside_it() -> None:
-    """The ranks' records of a step arrive before the summary of that step."""
+    """The ranks' records of a step arrive before the summary of that step over all ranks, which contains the loss."""
     run = FakeRun()
     store = stored(run)
     store.apply(update for update in run.step(40) if isinstance(update, Step))

@@ -1,4 +1,4 @@
-"""Tests that `pivot` converts the mappings of many ranks to one column per key."""
+"""Tests that `pivot` converts dicts, one per rank, to one column per key that contains the values of all ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as st

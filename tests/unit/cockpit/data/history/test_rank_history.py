@@ -1,4 +1,5 @@
-"""The rank history: what it keeps, its size limits, resumed runs, and the readings and rows derived from it."""
+"""The rank history: what it keeps, its size limits, resumed runs, and the values, deviations and rank-by-step rows that
+the cockpit computes from it."""
 
 import math
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ WORLD = 16
 
 
 def played(own_ms: dict[tuple[int, int], float], steps: int, world: int = WORLD) -> Store:
-    """A store with `steps` steps of 100 ms. A rank's own time in a step is `own_ms[rank, step]`, or 50 ms without an
-    entry."""
+    """A store with `steps` steps of 100 ms. A rank's own time in a step (without the waiting for other ranks) is
+    `own_ms[rank, step]`, or 50 ms if the dict has no such entry."""
     store = Store()
     store.apply(make_hello(rank, world) for rank in range(world))
     store.apply(
@@ -178,8 +179,8 @@ def test_a_large_run_is_computed_in_parts_newest_first(monkeypatch: pytest.Monke
 
 
 def test_the_size_does_not_depend_on_the_world_of_a_hello() -> None:
-    """The size of the history depends on the number of ranks that send records, not on the `world` that a hello
-    states."""
+    """The size of the history depends on the number of ranks that send records, not on the world size that a rank's
+    hello message states."""
     store = Store()
     huge: Hello = structs.replace(make_hello(0, 2), world=2**24)
     store.apply([huge, *stories(1)])

@@ -1,4 +1,4 @@
-"""Tests the history columns of a step whose records arrive in several parts."""
+"""Tests that the rank history has the values of all ranks for a step whose records arrive a few ranks at a time."""
 
 import random
 
@@ -12,8 +12,8 @@ from tests.screens.fake_run import FakeRun
 
 @pytest.fixture
 def records() -> list[Step]:
-    """Records of one step. Rank 1 has no traffic, rank 2 has no bubble, and rank 3 has a phase that the other ranks do
-    not have."""
+    """The step records of all ranks for one step. Rank 1 has no traffic, rank 2 has no bubble, and rank 3 has a phase
+    that the other ranks do not have."""
     found = [one for one in FakeRun().step(3) if isinstance(one, Step)]
     found[1] = structs.replace(found[1], comm={})
     found[2] = structs.replace(found[2], bubble=None, bubble_bound=None, bubble_parts=None)

@@ -18,7 +18,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def row(rank: int, step: int, **sent: int) -> Peers:
-    """A rank's row of the all-to-all matrix. The argument ``r3=100`` means 100 bytes to rank 3."""
+    """The bytes that a rank sends to each rank in an all-to-all. The argument ``r3=100`` means 100 bytes to rank 3."""
     return Peers(rank, step, [ToPeer(int(name[1:]), size) for name, size in sent.items()])
 
 

@@ -1,4 +1,4 @@
-"""Event marks: their step, their kind, and how a metric changes around them."""
+"""Tests of the marks of events on the curves: their step, their kind, and the change of a metric at that step."""
 
 from collections.abc import Iterator
 

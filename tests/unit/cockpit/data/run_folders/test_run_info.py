@@ -1,4 +1,4 @@
-"""The settings of a run, and its results."""
+"""Tests of the texts about a run: its settings and, after its end, its results."""
 
 from pathlib import Path
 
@@ -107,7 +107,8 @@ def ended(clean: bool = True) -> list[Update]:
 
 
 def test_the_steps_are_those_whose_loss_is_shown() -> None:
-    """When a rank is killed, the step records of other ranks may already be one step newer than the last summary."""
+    """When a rank is killed, the step records of other ranks may already be one step newer than the newest summary of a
+    step over all ranks, which contains the loss."""
     store = store_of()
     newest = store.state.steps[3]
     store.apply([structs.replace(newest, step=newest.step + 1), *ended(clean=False)])

@@ -1,4 +1,5 @@
-"""A live source rejects a viewer's requests even if no key binding blocks them, and reconnects to a restarted hub."""
+"""Tests of the cockpit's connection to a live run: it rejects a viewer's requests even if no key binding blocks them,
+and reconnects to a restarted hub."""
 
 import threading
 import time

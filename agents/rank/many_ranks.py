@@ -46,6 +46,7 @@ HIGH_WATER = 64
 ACKS_REPEATED = 4  # number of newest commands whose acks are sent again to a restarted hub
 UNASKED = 4096  # maximum number of ranks whose all-to-all bytes are sent without a request
 INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hub may ask once per frame
+HELLO_PAUSE_S = 0.2  # the same for the hello of a single rank
 
 
 class ManyRanks:
@@ -65,6 +66,7 @@ class ManyRanks:
         self._frames: deque[bytes] = deque()
         self._began_s = time.monotonic()
         self._introduced_s = -INTRODUCED_PAUSE_S
+        self._hello_s: dict[int, float] = {}  # when each rank's hello was queued last
         self._sampling = Sampling()
         # Rank -> steps between the `peers` vectors that a client requests, and the end of the request.
         self._leases: dict[int, tuple[int, float]] = {}
@@ -115,6 +117,7 @@ class ManyRanks:
         messages: list[Message] = [structs.replace(self._hellos[rank], age_s=age) for rank in sent]
         if self._board and any(self._hellos[rank].leader for rank in sent):
             messages.append(self._board)
+        self._hello_s |= dict.fromkeys(sent, time.monotonic())
         wanted = set(sent)
         messages += [ack for acks in self._acks for ack in acks if ack.rank in wanted]
         self._send(messages, codec.pack(self._relay))
@@ -226,7 +229,8 @@ class ManyRanks:
         match message:
             case Welcome(ranks=ranks):
                 if ranks:
-                    self._introduce(ranks)
+                    due = time.monotonic() - HELLO_PAUSE_S
+                    self._introduce(rank for rank in ranks if self._hello_s.get(rank, due) <= due)
                 elif time.monotonic() - self._introduced_s >= INTRODUCED_PAUSE_S:
                     self._introduced_s = time.monotonic()
                     self._introduce(self._hellos)

@@ -23,7 +23,8 @@ class RelayOutbox:
 
     def __init__(self, introduction: Relay) -> None:
         self._introduction = codec.pack(introduction)
-        self._hello_taken = False  # whether a hello was taken from the queue and may not be sent yet
+        self._hello_taken = False  # whether the next frame has a hello
+        self._last_is_hello = False  # whether the message taken last is a hello
         self._queue: deque[Message] = deque()
         self._unsent: bytes | None = None  # a frame that the socket has not accepted yet
         self._lost = 0
@@ -77,13 +78,15 @@ class RelayOutbox:
         packed = self._frames.fill(MESSAGE_BYTES - len(self._introduction))
         if self._hello_taken:
             packed = [self._introduction, *packed]
-            self._hello_taken = self._frames.pending is not None  # the hello may be the pending message
+        # The message taken last may have been left for the next frame.
+        self._hello_taken = self._last_is_hello and self._frames.pending is not None
         return codec.frame(packed) if packed else None
 
     def _take(self) -> bytes | None:
         while self._queue:
             message = self._queue.popleft()
-            self._hello_taken = self._hello_taken or isinstance(message, Hello)
+            self._last_is_hello = isinstance(message, Hello)
+            self._hello_taken = self._hello_taken or self._last_is_hello
             try:
                 return codec.pack(message)
             except WireError:  # too large for a frame; dropped, so that it does not block the others

@@ -117,8 +117,8 @@ class Sender:
 
 
 def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[bytes]:
-    me = [Relay(protocol.VERSION, "r", f"node{ranks[0]}", 1)] if relay else []
-    for chunk in chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
+    me = codec.pack(Relay(protocol.VERSION, "r", f"node{ranks[0]}", 1)) if relay else b""
+    for chunk in chunks((codec.pack(make_hello(rank, world)) for rank in ranks), me):
         yield codec.frame(chunk)
 
 

@@ -11,7 +11,7 @@ import zmq
 
 from agents import protocol
 from agents.client import Client
-from agents.hub.relay.node import Node, flush_s
+from agents.hub.relay.node import WELCOME_S, Node, flush_s
 from agents.hub.relay.outbox import KEPT, PATIENCE, RelayOutbox
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
@@ -140,7 +140,7 @@ def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
     assert "sent an introduction on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
 
 
-INTRODUCTION = Relay(protocol.VERSION, "r", "node", 1)
+INTRODUCTION = Relay(protocol.VERSION, "r", "h" * 600, 1)
 
 
 def test_each_frame_with_a_hello_begins_with_the_introduction() -> None:
@@ -318,6 +318,22 @@ def test_messages_of_hubs_and_clients_are_not_passed_on(kind: protocol.Message) 
     (told,) = node.batch()
     assert isinstance(told, Event) and "which it may not send; dropped" in told.text
     assert node.sockets.answers == [], "nor to the other ranks of the node"
+
+
+def test_a_restarted_hub_is_answered_with_an_introduction_and_asked_ranks_once_a_second() -> None:
+    node = Within()
+    for rank in range(2):
+        node.say(b"p%d" % rank, make_hello(rank, 2))
+    node.batch()
+    for _ in range(3):  # the new hub answers each frame of records so
+        node.hear(Welcome("e"))
+    assert node.sockets.answers == [(b"p0", Welcome("e")), (b"p1", Welcome("e"))]
+    node.say(b"p1", make_hello(1, 2))
+    assert [type(one) for one in node.batch()] == [Relay, protocol.Hello]
+    node.hear(Welcome("e", [0]))  # rank 1 is known by now
+    assert node.sockets.answers[2:] == [(b"p0", Welcome("e"))]
+    node.hear(Welcome("e"), after_s=WELCOME_S)
+    assert len(node.sockets.answers) == 5
 
 
 def test_a_request_to_one_rank_reaches_only_that_rank() -> None:

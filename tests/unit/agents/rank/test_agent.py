@@ -69,6 +69,10 @@ class SilentHub:
             heard += [message for message in codec.decode(frame) if isinstance(message, kinds)]
         return heard
 
+    def is_silent(self, for_ms: int = 100) -> bool:
+        """Whether no frame has arrived after `for_ms` milliseconds."""
+        return not self._router.poll(for_ms)
+
     def say(self, *messages: protocol.Message) -> None:
         self._router.send_multipart([self._peer, codec.encode(messages)])
 

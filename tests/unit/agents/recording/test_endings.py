@@ -1,5 +1,5 @@
 """Tests what a starting hub reads from a recording: the final states of earlier hub processes; a hub process is skipped
-if its recording contains no hello of the leader rank."""
+if the last segment that it recorded contains no hello of the leader rank."""
 
 import math
 import sqlite3

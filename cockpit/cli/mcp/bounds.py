@@ -19,7 +19,7 @@ def bounded(record: dict[str, Any]) -> dict[str, Any]:
     numbers become null."""
     found: dict[str, Any] = _clean(msgspec.json.decode(plain.to_json(record)))
     lengths: dict[str, int] = {}
-    while _size(found) > MOST_BYTES:
+    while _size(found | _cut(found, lengths)) > MOST_BYTES:
         path, longest = max(_lists(found, ""), key=lambda one: _size(one[1]), default=("", []))
         if len(longest) < 2:
             largest = max(found, key=lambda name: _size(found[name]))
@@ -28,13 +28,19 @@ def bounded(record: dict[str, Any]) -> dict[str, Any]:
             continue
         lengths.setdefault(path, len(longest))
         del longest[len(longest) // 2 :]
-    if lengths:
-        kept = {path: len(items) for path, items in _lists(found, "")}
-        found["cut"] = [
-            f"{path}: the first {kept[path]} of {before} entries" if before else f"{path}: too large"
-            for path, before in lengths.items()
-        ]
-    return found
+    return found | _cut(found, lengths)
+
+
+def _cut(found: dict[str, Any], lengths: dict[str, int]) -> dict[str, list[str]]:
+    """The field `cut`, if lists of `found` were truncated. `lengths`: the lists' original lengths, by path; 0 for a
+    value that was removed because it is too large."""
+    kept = {path: len(items) for path, items in _lists(found, "")} if lengths else {}
+    texts = [
+        f"{path}: the first {kept[path]} of {before} entries" if before else f"{path}: too large"
+        for path, before in lengths.items()
+        if path in kept or not before  # a truncated list may be inside a value that was then removed
+    ]
+    return {"cut": texts} if texts else {}
 
 
 def _clean(value: Any) -> Any:

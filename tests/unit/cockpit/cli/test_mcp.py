@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cockpit.cli.main import run as cockpit
@@ -165,13 +166,21 @@ def test_answers_are_bounded_and_without_control_characters() -> None:
         "ranks": [{"host": "h" * 90, "n": n} for n in range(9000)],
     }
     found = bounded(record)
-    assert len(json.dumps(found, separators=(",", ":"))) <= MOST_BYTES + 200
+    assert len(msgspec.json.encode(found)) <= MOST_BYTES
     assert (
         found["text"].startswith("[red] [2J") and found["text"].isprintable() and found["text"].endswith("…")
     )
     assert found["cut"] == [f"ranks: the first {len(found['ranks'])} of 9000 entries"]
     assert [one["n"] for one in found["ranks"]] == list(range(len(found["ranks"])))
     assert bounded({"a": float("nan"), "b": [1]}) == {"a": None, "b": [1]}
+
+
+def test_a_value_with_many_texts_is_removed_after_its_lists_were_truncated() -> None:
+    texts = {str(n): "x" * 1000 for n in range(40)}
+    found = bounded({"rank": 3, "console": {"lines": [*range(100)], "files": texts}})
+    assert found == {"rank": 3, "console": None, "cut": ["console: too large"]}
+    lists = {str(n): list(range(500)) for n in range(400)}
+    assert len(msgspec.json.encode(bounded(lists))) <= MOST_BYTES, "the field `cut` counts too"
 
 
 @pytest.mark.parametrize(

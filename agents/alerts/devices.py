@@ -35,8 +35,8 @@ class _Use:
 
 
 class Memory:
-    """Detects devices and hosts whose memory is nearly full. All devices whose memory is nearly full share a single
-    alert, whereas each such host has its own alert."""
+    """Detects devices and hosts whose memory is nearly full. All such devices share one alert; each such host has an
+    alert of its own."""
 
     holds, releases = 3, 3
 

@@ -26,7 +26,7 @@ def declared_knob(
     about: str,
     waits: Callable[[Any], str] | None,
 ) -> tuple[Knob, Value]:
-    """Creates a knob from the arguments of `Loop.knob`, and converts its initial value to `type`. Raises ValueError if
+    """Create a knob from the arguments of `Loop.knob`, and convert its initial value to `type`. Raises ValueError if
     the declaration is invalid."""
     if type not in TYPES:
         raise ValueError(f"knob {name}: a {type.__name__} is not a knob's type; legal: bool, int, float, str")

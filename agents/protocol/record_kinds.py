@@ -1,6 +1,5 @@
-"""Lists the message types that are records: of each type, a newer message replaces the older one of the same rank or,
-if it describes the whole job, the older one. The run's state, the update log, the recording and the relay use these
-lists.
+"""Lists the message types that are records. A newer record replaces the older one of the same type and, unless it
+describes the whole job, of the same rank. The run's state, the update log, the recording and the relay use these lists.
 """
 
 from typing import Final, get_args

@@ -244,9 +244,9 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """Summaries, events and metric curves from before those in all earlier messages. A restarted hub reads them from
-    the run's recording. In a snapshot, `Recalled` holds the part of the metric curves that is older than the newest
-    summaries.
+    """Summaries, events and metric curves that are older than the data in all earlier messages. A restarted hub reads
+    them from the run's recording. In a snapshot, `Recalled` holds the part of the metric curves that is older than the
+    newest summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
     chronological order, and `curve` is older than `summaries`.

@@ -24,8 +24,7 @@ PAUSE_S = 1.0  # pause after an internal error, because the error may occur agai
 
 class Agent:
     """Sends one rank's telemetry to the hub and receives the hub's commands. `doing` returns the step, the current
-    operation and the operation's start (`time.monotonic()`). `sensors` reads the load of the rank's device and machine,
-    such as GPU utilisation.
+    operation and the operation's start (`time.monotonic()`). `sensors`: the sensors of the rank's device and machine.
 
     Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. `fallback`: the
     hub, if `endpoint` is a relay. Methods are called from the trainer's thread.

@@ -132,7 +132,8 @@ class Rounds:
 
     def _agree_on_start(self) -> int:
         """Return the step after which all ranks take part in the first round. When all ranks have joined, perhaps after
-        different steps, rank 0 chooses a step that none of them has reached yet.
+        different steps, rank 0 chooses a step about `START_S` seconds ahead of its own, so that all ranks know the step
+        before they reach it.
         """
         ranks = self._ranks
         ranks.put(f"joined/{ranks.rank}", b"")

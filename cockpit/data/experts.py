@@ -20,8 +20,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The expert loads that a screen shows: those of `frame`, the element number `number` of `history`. `asked`: the
-    step that the user selected."""
+    """The expert loads that a screen shows: those of `frame`, which has the index `number` in `history.loads`. `asked`:
+    the step that the user selected."""
 
     history: ExpertHistory
     number: int

@@ -79,8 +79,8 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A rank's value of a metric in one step, and by how much its median over the newest steps differs from the rank's
-    baseline, relative to the baseline (0.1: 10 % above)."""
+    """A rank's value of a metric, and by how much the rank's median over the newest steps (at a selected step or for
+    vital signs: the value itself) differs from the baseline, relative to the baseline (0.1: 10 % above)."""
 
     value: float | None
     deviation: float

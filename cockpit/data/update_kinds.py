@@ -40,7 +40,7 @@ class Topic(Enum):
 
 
 class UpdateKind(NamedTuple):
-    """What a type of update changes: the topics (kinds of data that panels show), and the table in an export."""
+    """What a type of update changes: its topics, and its table in an export."""
 
     topics: tuple[Topic, ...]  # the topics that such an update changes
     table: str = ""  # its table in an export; "" if it is not exported

@@ -107,8 +107,8 @@ class State:
         yield from self._whole(f"residual.{holder}", name, value)
 
     def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:
-        """The index of this rank among the holders of a parameter (the ranks that keep a residual of it), and the
-        number of these holders."""
+        """The index of this rank among the holders of its part of a parameter (the ranks that keep a residual of the
+        same part), and the number of these holders."""
         grid, at = self._world.grid, self._world.coords
         ends = self._embedding_copies if name == EMBEDDING else 1
         ways = grid.tp if parameter in self._over_tp else 1

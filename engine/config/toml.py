@@ -28,8 +28,8 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 
 
 def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
-    """The file at `path` or, if `path` is a name, the file with this name in those `folders` that come with the
-    package. `what` ("layout" or "scenario") is for the error message. Raises LayoutError."""
+    """The file at `path` or, if `path` is the name of a file that comes with the package in one of `folders`, that
+    file. `what` ("layout" or "scenario") is for the error message. Raises LayoutError."""
     found = find(path, folders)
     if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
         raise LayoutError(

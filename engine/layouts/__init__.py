@@ -20,7 +20,7 @@ def shipped_folder() -> Path:
 
 
 def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
-    """Names of the files in those `folders` that come with the package."""
+    """Names of the files that come with the package in `folders`."""
     return [path.stem for folder in folders for path in sorted((shipped_folder() / folder).glob("*.toml"))]
 
 

@@ -45,8 +45,8 @@ class Parts:
 
 
 class Block(nn.Module):
-    """Base class of a block, one layer of the model. Without a pipeline, and with ZeRO 3, each block is an FSDP unit;
-    its experts are a separate unit.
+    """Base class of a block, one layer of the model. If there is no pipeline, or with ZeRO 3, each block is an FSDP
+    unit, and its experts are a separate unit.
 
     `forward` reads the knob `recompute`: `full` recomputes the whole block in the backward pass. Override `forward` to
     support other values or to receive `documents`, which are None if `Support.documents` is False.

@@ -1,7 +1,7 @@
 """Calibrates the planner's step time to a run: fits three coefficients to the measured steps of the run.
 
-The predicted time of a step is the sum of computation time C and communication time X. The fit replaces this sum by a C
-+ b X + o: factor a scales computation, factor b scales communication, and o is the time in seconds that the planner
+The predicted time of a step is the sum of computation time C and communication time X. The fit replaces this sum by
+a C + b X + o: factor a scales computation, factor b scales communication, and o is the time in seconds that the planner
 does not predict, such as host work. Each set of knob values gives up to three equations: for the step, for its exposed
 collectives, and for the time outside the pipeline. Each equation is divided by the standard error of its measurement,
 so that accurate measurements count more. The values of a, b and o are the non-negative least-squares solution of these

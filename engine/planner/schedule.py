@@ -29,7 +29,7 @@ Turn = tuple[Act, ...]
 
 def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
     """The actions of `rank` in the schedule `name`, in execution order. Actions whose outputs are sent together form
-    one `Turn`; most turns consist of a single action."""
+    one `Turn`; only DualPipeV has turns of more than one action."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
@@ -248,8 +248,8 @@ class ScheduleClock:
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
         """All actions, sorted so that each action comes after the actions whose outputs it needs. Each entry is (rank,
-        position in the rank's `acts`, `need`). If the action needs the output of an action on another rank, `need` is
-        the index of that action's entry in the returned list, else -1."""
+        position in the rank's `acts`, `need`). If the action needs an output from another rank, `need` is the index, in
+        the returned list, of the last action of the turn that sends this output; else -1."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]
@@ -281,6 +281,6 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """The key under which an action on another rank finds the entry of the action that sends its input. I and B send
-    the same input gradient, so both use B as the kind in the key."""
+    """The key under which an action on another rank finds when its input is sent. I and B send the same input gradient,
+    so both use B as the kind in the key."""
     return act._replace(kind="B") if act.kind == "I" else act

@@ -38,8 +38,8 @@ def expected_drops(
 
 
 def _excess(mean: float, most: int, overdispersion: float, seq_len: int) -> float:
-    """Expected number of an expert's (token, expert) pairs beyond the capacity `most` in a sequence: the mean of max(0,
-    X - most), where X is the normally distributed number of pairs."""
+    """Expected number of an expert's (token, expert) pairs beyond the capacity `most` in a sequence: the mean of
+    max(0, X - most), where X is the normally distributed number of pairs."""
     share = min(1.0, mean / seq_len)
     deviation = overdispersion * math.sqrt(max(1e-12, mean * (1 - share)))
     above = (mean - most) / deviation

@@ -45,9 +45,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step, in seconds, except `bubble`, `schedule` and `bound`, which are fractions of the time from the
-    first forward to the last backward of the rank's pipeline. Arrays are [rank] unless a comment states otherwise;
-    `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step, in seconds, except `bubble` and `schedule`, which are fractions of `window`, and `bound`.
+    Arrays are [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -58,7 +57,7 @@ class StepTimes:
     collectives: dict[str, Floats]  # by axis: seconds in collectives, exposed or hidden
     bubble: Floats
     schedule: Floats  # share of `window` in which the rank would be idle even without transfers
-    bound: Floats
+    bound: Floats  # mean idle share of the pipeline's ranks if transfers took no time
     window: Floats  # seconds from the first forward to the last backward of the rank's pipeline
     ends: list[Floats]  # by pipeline rank: end of each action of the first block
     starts: list[Floats]

@@ -240,7 +240,7 @@ class Control:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """Update the state of all commands when the leader rank has connected to the hub. A run resumed from a
+        """Update the commands when the leader rank has connected to the hub. A run resumed from a
         checkpoint has the knob values of the checkpoint, so newer commands are marked as rolled back, or as expired if
         they were not applied yet; none of them is applied again.
         """

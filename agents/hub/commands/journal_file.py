@@ -91,7 +91,7 @@ class JournalFile:
 
     @property
     def removed(self) -> bool:
-        """Whether the journal file has been removed from its folder."""
+        """Whether the journal file has been removed or replaced since it was opened."""
         return self._open_file.removed
 
     def put_back(self) -> None:

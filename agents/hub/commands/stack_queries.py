@@ -102,8 +102,9 @@ class StackQueries:
             current.answers[stacks.rank] = stacks
 
     def turn(self, now: float) -> None:
-        """Start collecting stacks if clients wait for them, or answer the clients once all ranks have answered or
-        `COLLECT_S` has passed. `now`: monotonic time in seconds."""
+        """Finish the current collection once all expected ranks have answered or `COLLECT_S` has passed: answer the
+        clients and, after a stall, publish the explanation. Start the next collection if clients or a stall need one.
+        `now`: monotonic time in seconds."""
         current = self._current
         if current and (not current.missing or now - current.began_s >= COLLECT_S):
             self._current, self._last = None, current

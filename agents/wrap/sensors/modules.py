@@ -16,7 +16,7 @@ from agents.wrap.sensors.traffic import Replicas, StepTraffic
 
 
 class Forwards:
-    """Times the forward passes of the outermost modules, which are not part of another module."""
+    """Times the forward passes of the outermost modules."""
 
     def __init__(self, hooks: Hooks, phases: Phases, replicas: Replicas, traffic: StepTraffic) -> None:
         self.phases = phases

@@ -198,9 +198,9 @@ class ReadingTools:
             return bounded(stamp(connection.store) | as_plain(found))
 
     def preview(self, changes: Changes) -> dict[str, Any]:
-        """The predicted effect of knob changes; nothing is changed. Each estimate has an interval, the source of the
-        estimate, and how many earlier previews of the same quantity had the measured value in their interval. `why`
-        says why the changes are not legal or why there are no estimates."""
+        """The predicted effect of knob changes; nothing is changed. Each estimate has an interval and a source, and
+        says how many earlier previews of its quantity were checked, and in how many of them the interval contained the
+        measured value. `why` says why the changes are not legal or why there are no estimates."""
         words = words_of(changes)
         with self._session.requesting(words) as connection:
             answer, trusts = ask_preview(connection, words)

@@ -43,8 +43,8 @@ LONGEST_NAME = 64
 
 
 class CockpitServer(MCPServer[Any]):
-    """Lists only the tools that the server's role allows. If a client of a viewer nevertheless calls a tool that
-    changes the run, the hub refuses the change."""
+    """Lists only the tools that the server's role allows. If the role is viewer and a client nevertheless calls a tool
+    that changes the run, the hub refuses the change."""
 
     def __init__(self, session: Session) -> None:
         role = (

@@ -35,8 +35,8 @@ MOST = 64  # maximum number of changes that are previewed at once
 
 
 class SurpriseError(Exception):
-    """Raised at an event that the autopilot did not expect, such as a lost rank, an alert or another operator's change;
-    the message is one sentence."""
+    """Raised at an event that the autopilot did not expect, such as a lost rank, another operator's change or a failed
+    trial; the message is one sentence."""
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Autopilot:
     tried: list[Changes] = field(default_factory=list)
 
     def run(self) -> int:
-        """Try changes until no remaining change has a large enough predicted gain. Raises SurpriseError on an
-        unexpected event, such as a lost rank, an alert or a failed trial.
+        """Try changes until no remaining change has a large enough predicted gain, or until `most_changes` are kept.
+        Raises SurpriseError.
         """
         while self.kept < self.options.most_changes:
             self._check()

@@ -107,7 +107,7 @@ def _mark(connection: Connection) -> str:
 
 
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Wait for the outcome of a proposal and print it. With `wait`, wait until every rank has applied the change and,
+    """Wait for the hub's answer to a proposal and print it. With `wait`, also wait for the outcome on every rank and,
     after a change of the layout, until the restarted ranks train."""
     started = connection.client.state.restarts
     try:

@@ -107,8 +107,8 @@ class RunCurves:
         return whole[1] if whole else None
 
     def reading(self, metric: CurveMetric, step: int) -> Reading | None:
-        """The value of a metric at a step, in the metric's unit or, if the step is kept only in a bucket of several
-        steps, their lowest and highest value; None if no value is known."""
+        """The value of a metric at a step or, if the step is kept only in a bucket of several steps, the lowest and the
+        highest value in the bucket; in the metric's unit. None if no value is known."""
         found = reading(segments(self.store.state, metric.key, None, self.store.curve_view.detail), step)
         return found and Reading(found.low * metric.factor, found.high * metric.factor, found.width)
 

@@ -151,7 +151,7 @@ class ExpertHistory:
 
     def _judge(self, rows: Mapping[int, Sequence[float]]) -> None:
         """Update the streaks from the newest record: an expert that is dead or hot in it continues or begins a streak,
-        and the streak of any other expert ends."""
+        and the streak of any other expert ends. Layers that are not in the record keep their streaks."""
         streaks = {}
         for layer, row in rows.items():
             for expert in unwell_experts(row, row):

@@ -62,8 +62,8 @@ def trial_progress(trial: TrialState) -> str:
 
 
 def ratio_text(trial: TrialState) -> str:
-    """The relative change in step time, such as ``-8.3 % (95 %: -10.1 % to -6.2 %)``; "" if the trial has no result
-    yet."""
+    """The relative change in step time, such as ``-8.3 % (95 %: -10.1 % to -6.2 %)``; "" if the trial has no
+    comparison."""
     if trial.ratio is None or trial.low is None or trial.high is None:
         return ""
     measured, low, high = (format.excess(ratio - 1, 1) for ratio in (trial.ratio, trial.low, trial.high))

@@ -39,8 +39,8 @@ class Lane:
 
     @property
     def idle(self) -> float | None:
-        """The share of the pipeline's time in a step, from its start to the end of the last action, in which this lane
-        is idle."""
+        """The fraction of `window_ms` in which this lane is idle. `window_ms`: the time from the start of the step's
+        pipeline to the end of the rank's last action (in a simulated run: of the pipeline's last action)."""
         return max(0.0, 1.0 - self.busy_ms / self.window_ms) if self.window_ms else None
 
     @cached_property
@@ -87,7 +87,7 @@ class Pipeline:
         return max((action.stage for lane in self.lanes for action in lane.actions), default=0)
 
     def by_stage(self) -> "Pipeline":
-        """The same pipeline with a lane (a row of the timeline) for each stage instead of one for each rank."""
+        """The same pipeline with a lane for each stage instead of one for each rank."""
         lanes = [
             Lane(
                 lane.pp,
@@ -168,8 +168,8 @@ def lane_of(pp: int, timeline: Timeline | None) -> Lane:
 
 
 def uneven(pipeline: Pipeline) -> list[tuple[Lane, float]]:
-    """Lanes (ranks or stages) whose busy time exceeds the median by more than the fraction `UNEVEN`, each with its
-    `excess`, the largest first."""
+    """Lanes whose busy time exceeds the median by more than the fraction `UNEVEN`, each with its `excess`, the largest
+    first."""
     lanes = [lane for lane in pipeline.lanes if lane.actions]
     middle = _middle(lanes)
     if not middle or len(lanes) < 2:
@@ -183,8 +183,7 @@ def _middle(lanes: list[Lane]) -> float | None:
 
 
 def excess(pipeline: Pipeline, lane: Lane) -> float | None:
-    """By which fraction a lane's busy time exceeds the median over the lanes (ranks or stages) of the pipeline: 0.18 is
-    18 %."""
+    """By which fraction a lane's busy time exceeds the median over the lanes of the pipeline: 0.18 is 18 %."""
     middle = _middle([one for one in pipeline.lanes if one.actions])
     return lane.busy_ms / middle - 1 if middle and lane.actions else None
 
@@ -212,7 +211,7 @@ def at(lane: Lane, ms: float) -> At:
 
 
 def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
-    """What a lane (a rank or stage) does at time `ms`, as one line of text."""
+    """What a lane does at time `ms`, as one line of text."""
     if lane.rank is None:
         return f"{lane.label} · no timeline of this stage was sampled"
     here = at(lane, ms)

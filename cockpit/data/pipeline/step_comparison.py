@@ -34,8 +34,8 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """One time of a step, such as forward or waiting, in the compared step and in the usual step (the median over kept
-    steps), on the stage where this time grew most."""
+    """One time of a step, such as forward or waiting, in the compared step and in the usual step, on the stage where
+    this time grew most."""
 
     quantity: str
     stage: int
@@ -62,7 +62,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The times of a step (`phases`) compared with their medians over the kept steps (`usual`)."""
+    """The times of a step (`phases`) compared with those of the usual step (`usual`)."""
 
     phases: StepPhases
     usual: Usual
@@ -141,7 +141,7 @@ def _usual(store: Store, revision: int) -> Usual | None:
 
 
 def compare(store: Store, step: int | None) -> Comparison | None:
-    """Compare a step with the medians over the kept steps; None if this step is not kept, or too few steps are."""
+    """Compare a step with the usual step; None if the times of this step are unknown, or too few steps are kept."""
     phases = phases_at(store, step)
     against = usual(store, phases.revision) if phases else None
     if phases is None or against is None:

@@ -231,7 +231,7 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """A predicate for `Replay.forward`, which calls it with each recorded update in order. It returns False up to and
+    """A predicate for `Replay.forward`, which calls it with each `Moment` in order. It returns False up to and
     including the next step summary, and True afterwards.
     """
     found = False

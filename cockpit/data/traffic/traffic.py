@@ -114,8 +114,8 @@ def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
 
 
 def sampled_rows(store: Store, matrix: Matrix) -> int:
-    """Number of ranks that have reported how many bytes they sent to each rank, that is, their row of the traffic
-    matrix."""
+    """Number of ranks whose row of the traffic matrix (the bytes that they sent to each rank) is known. This includes
+    the ranks that report zero bytes and send no row."""
     return len(matrix.sent) + len(idle_ranks(store, matrix))
 
 

@@ -78,7 +78,7 @@ class NoFit:
 
 
 def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Sample]:
-    """The bytes and the time of an axis in each step of `summaries`, oldest first."""
+    """The samples of an axis, one for each step of `summaries` in which it had traffic, oldest first."""
     found = []
     for summary in summaries:
         traffic = summary.comm.get(axis)

@@ -125,7 +125,7 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that are bound to two actions of the same panel or dialog. Overlaps of the default keys are allowed:
+    """The keys that are bound to two actions of the same list in `places`. Overlaps of the default keys are allowed:
     some panels bind keys such as Enter to actions of their own, which take precedence over the screen's actions.
     """
     for place, actions in sorted(places().items()):

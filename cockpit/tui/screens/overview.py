@@ -21,7 +21,8 @@ ENDED = "-ended"  # class in the style sheet
 
 
 class Overview(RunScreen):
-    """Panels with the ranks, expert loads, traffic, events, pipeline, loss, throughput and knobs of the run."""
+    """Panels with the ranks, expert loads, traffic, events, pipeline, loss, throughput and knobs of the run and, after
+    its end, with its outcome."""
 
     NAME = "overview"
     SAMPLES = frozenset({"experts", "timeline"})

@@ -15,8 +15,8 @@ from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """The panel with hypothetical settings and their predicted effect (what-if), beside the panels with the planned
-    memory and the planner's advice. A small terminal shows one panel at a time."""
+    """The what-if panel beside the panels with the planned memory and the planner's advice. A small terminal shows one
+    panel at a time."""
 
     NAME = "plan"
     NOT_MEDIUM = frozenset({"charts"})  # hidden by the style sheet in the medium layout
@@ -33,8 +33,8 @@ class Plan(RunScreen):
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
     def _reachable(self) -> list[str]:
-        """The panels that can have the focus. The panel of charts exists only on a wide terminal; on smaller terminals,
-        the key `v` shows the charts in the advice panel."""
+        """The panels that can have the focus. The panel of charts is shown only on a wide terminal; on smaller
+        terminals, the key `v` shows the charts in the advice panel."""
         wide = self._layout_class == "-wide"
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 

@@ -20,7 +20,7 @@ class Ranks(RunScreen):
         return (WholeGrid(selection), RankSteps(selection)), (RankDetails(selection),)
 
     async def action_open(self) -> None:
-        """Show the inspector, the panel with all data about the selected rank, and give it the focus."""
+        """Show the inspector and give it the focus."""
         self._current = "rank"
         self._arrange()
         self._panels["rank"].focus()

@@ -17,7 +17,7 @@ SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line ha
 
 
 class Scrubber(Widget):
-    """The line that shows the position in the recording during a replay, such as
+    """The widget that draws the line, such as
     ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
 
     def __init__(self) -> None:

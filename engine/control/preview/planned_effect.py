@@ -95,9 +95,9 @@ class PlannedEffect:
     def traffic(
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
-        """Estimates of the bytes that all ranks send: one for each axis whose bytes change, and one for the total.
-        `rows`: the estimated bytes of the all-to-alls that send tokens to the experts and back; if it is None, the
-        total is not estimated."""
+        """Estimates of the bytes that all ranks send: one for each axis except ep whose bytes change, and one for the
+        total. `rows`: the estimated bytes of the all-to-alls that send tokens to the experts and back; if it is None,
+        the total is not estimated."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {

@@ -205,8 +205,8 @@ class Previewer:
         return _Change(before, after, seen, stretches, present, times, loads, turned, present.means())
 
     def _estimates(self, change: _Change) -> list[Estimate]:
-        """One estimate for each of `QUANTITIES`, and for the bytes of each axis whose bytes change. The field `after`
-        of an estimate is the likely value, even if the interval is wide."""
+        """One estimate for each of `QUANTITIES`, and one for each of `AXIS_BYTES` that changes. The field `after` of an
+        estimate is the likely value, even if the interval is wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "this change"

@@ -33,8 +33,8 @@ class Stretch(NamedTuple):
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
     """Predict the mean time of the next steps in seconds, with a 90 % interval, if these steps run with the knob values
-    `values`. `stretches`: the step times so far, in chronological order, one entry for each series of consecutive steps
-    with equal knob values."""
+    `values`. `stretches`: the step times so far, in chronological order, one entry for each series of at least two
+    consecutive steps with equal knob values."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]

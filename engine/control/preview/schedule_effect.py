@@ -175,7 +175,7 @@ class _Simulated(NamedTuple):
 
 
 def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
-    """Simulate one step for each entry of `steps`, which holds the action times of one measured step."""
+    """Simulate one step for each entry of `steps`. An entry holds the action times of one step."""
     times = {
         (kind, stage): np.array([costs[kind][stage] for costs in steps])
         for kind, of in steps[0].items()

@@ -11,7 +11,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):
-    """One accelerator, or the CPU cores that one rank uses. `peak`: dense FLOP/s by the precision of a matmul."""
+    """One accelerator, or one rank's share of a machine's CPU cores and memory. `peak`: dense FLOP/s by the precision
+    of a matmul."""
 
     memory_bytes: Above0
     memory_bandwidth: Above0  # bytes/s

@@ -129,7 +129,7 @@ def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
     """The time in seconds and the name of the faster of two all-to-all algorithms. In the direct algorithm, each rank
-    sends one message to every other rank. In the hierarchical algorithm, a rank sends all tokens for another domain to
+    sends one message to every other rank. In the hierarchical algorithm, a rank sends all data for another domain to
     the rank with the same index in that domain, which distributes them there."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks

@@ -10,11 +10,11 @@ from msgspec import Meta, Struct
 
 
 class Release(Struct, frozen=True):
-    """A framework release. `factor`: ratio of measured to predicted step time, fitted to published measurements;
-    `source`: where the other values are documented. `overlap_tp`: matmuls are split into pieces that overlap with the
-    all-gathers and reduce-scatters of tp. `overlap_dp`: gradients are reduced and weights are gathered while layers
-    compute. `overlap_pp`: sends between stages are hidden behind computation. `gradient_bytes`: bytes per gradient in a
-    reduction."""
+    """A framework release. `factor`: the predicted step time is multiplied by this number, which is fitted to published
+    measurements; `source`: where the other values are documented. `overlap_tp`: matmuls are split into pieces that
+    overlap with the all-gathers and reduce-scatters of tp. `overlap_dp`: gradients are reduced and weights are gathered
+    while layers compute. `overlap_pp`: sends between stages are hidden behind computation. `gradient_bytes`: bytes per
+    gradient in a reduction."""
 
     factor: Annotated[float, Meta(gt=0, le=10)] = 1.0
     overlap_tp: bool = False

@@ -57,10 +57,10 @@ class Samples:
 
 
 def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = None) -> Tensor:
-    """Targets [B, 1 + layers, W]: first the next tokens, `targets_BW`; then, for each multi-token prediction layer k =
-    1, 2, ..., the same tokens shifted by k positions. At position i, multi-token prediction layer k reads token i + k
-    and predicts token i + k + 1. The target is -1 if there is no such token in the sequence or, with `starts_BW`, if
-    the tokens i and i + k belong to different documents."""
+    """Targets [B, 1 + layers, W]: first the next tokens, `targets_BW`; then, for each multi-token prediction layer,
+    numbered k = 1, 2, ..., the same tokens shifted by k positions. At position i, the layer reads token i + k and
+    predicts token i + k + 1. The target is -1 if there is no such token in the sequence or, with `starts_BW`, if the
+    tokens i and i + k belong to different documents."""
     further = torch.stack([targets_BW.roll(-k, 1) for k in range(1 + layers)], 1)
     for k in range(1, 1 + layers):
         further[:, k, -k:] = -1

@@ -67,8 +67,8 @@ LAYOUTS: dict[str, list[str]] = {
 
 
 def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer]:
-    """Train in one layout, and return the trainer and this rank's results, such as the meter's readings and the loss of
-    each step, and a digest of the final weights."""
+    """Train in one layout. Returns this rank's results, such as the meter's readings and the loss of each step and a
+    digest of the final weights, and the trainer."""
     torch.manual_seed(7)
     np.random.seed(7)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)

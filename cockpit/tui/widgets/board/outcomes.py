@@ -95,7 +95,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """Lines with a heading and the run's newest knob changes. The change that an undo would revert is marked."""
+    """Lines with a heading and the run's newest proposals. The change that an undo would revert is marked."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s, reverse=True)

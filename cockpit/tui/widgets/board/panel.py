@@ -102,8 +102,9 @@ class KnobTable(Panel):
         return lines + self._below(store, board, below - reserved, width, colours)
 
     def _request_line(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
-        """The line with the pending edits or, without edits, with the outcome of the last proposal, action or trial
-        that this cockpit sent; if it sent none, a hint about the next key."""
+        """The line with a message for the user, else with the pending edits, else with the state of the last request
+        that this cockpit sent. If there is none of these: the end of the run, why a viewer cannot change knobs, or a
+        hint about the next key."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
         if message := controller.message:
             return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
@@ -202,8 +203,8 @@ def _next_keys(knob: KnobState) -> str:
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
-    """How many lines each section of the knob board needs: knobs, actions, the explanation of the selected row, and the
-    preview below."""
+    """How many lines each section of the knob board needs: the knobs, the actions, the explanation of the selected row,
+    and the sections of fixed height (`PARTS`)."""
     board = store.state.board
     return {
         "knobs": len(values.value_knobs(board)),

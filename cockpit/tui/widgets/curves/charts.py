@@ -103,7 +103,8 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """The number of rows for the charts: the panel's height without the ruler, the row of marks and the legend."""
+        """The number of rows for the charts: the panel's height without the ruler, the row of marks, the legend and the
+        note."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:

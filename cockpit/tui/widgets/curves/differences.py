@@ -1,5 +1,5 @@
 """Panel with the differences between this run and the compared runs: keys of the layout, knob values, and other
-settings that the ranks reported in their hello message."""
+properties (facts) that the ranks reported in their hello messages."""
 
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import Difference, RunCurves
@@ -14,8 +14,7 @@ HEADINGS = {"layout": "layout", "knob": "knobs now", "fact": "facts"}
 
 
 class Differences(Panel):
-    """The panel with one row for each layout key, knob or other reported setting (a "fact") that differs between this
-    run and a compared run."""
+    """The panel with one row for each layout key, knob or fact that differs between this run and a compared run."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Differences"

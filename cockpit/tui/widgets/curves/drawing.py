@@ -224,7 +224,7 @@ def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step
 
 def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
     """A metric's value at a step as text, and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest
-    value of a bucket), or `·` if there is no reading."""
+    value of a bucket), or `·` if there is no value."""
     if one is None:
         return format.MISSING, metric.unit
     text, whole = metric.text(one.high), metric.with_unit(one.high)

@@ -44,9 +44,9 @@ class ExpertDetails(Panel):
         return self.selection.layer, self.selection.expert, self.selection.step
 
     def cell(self, store: Store, at: Shown) -> Cell | None:
-        """The selected expert or, if none is selected, the worst of those that are dead (almost no tokens) or hot (far
-        more tokens than the mean). If no expert is dead or hot, the panel keeps the expert that it already shows (at
-        first, the hottest), so that the chart does not jump from one expert to another."""
+        """The selected expert or, if none is selected, the worst of the dead and hot experts. If no expert is dead or
+        hot, the panel keeps the expert that it already shows (at first, the hottest), so that the chart does not jump
+        from one expert to another."""
         layer, expert = self.selection.layer, self.selection.expert
         if layer is not None and expert is not None:
             return layer, expert

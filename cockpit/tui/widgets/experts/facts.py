@@ -28,8 +28,8 @@ def name(cell: Cell) -> str:
 
 
 def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
-    """One line with the number of dead experts (almost no tokens) and hot experts (far more tokens than the mean), and
-    the worst of them; if it fits in `width` cells, also with the steps at which they became dead or hot."""
+    """One line with the numbers of dead and of hot experts, and the worst of them; if it fits in `width` cells, also
+    with the steps at which they became dead or hot."""
     whole = _verdict(store, at, True, colours)
     return whole if whole.width <= width else _verdict(store, at, False, colours)
 

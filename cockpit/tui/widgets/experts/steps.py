@@ -54,7 +54,7 @@ class StepMap:
 
     @classmethod
     def recent(cls, at: Shown, columns: int) -> "StepMap":
-        """A map of the newest kept samples of the load up to the shown sample, with one sample per column."""
+        """A map of the newest kept load statistics up to the shown sample, with one record per column."""
         kept = at.history.figures
         end = kept.find(at.frame.last)
         numbers = range(max(0, end + 1 - columns), end + 1) if end is not None else range(0)
@@ -75,7 +75,7 @@ class StepMap:
         return self.first + ((to + 1) * (self.last - self.first + 1) - 1) // self.columns
 
     def spans(self, at: Shown, layers: Sequence[int], metric: LayerMetric) -> list[Span | None]:
-        """The lowest and the highest value among `layers` in each column; None for a column of steps of which no sample
+        """The lowest and the highest value among `layers` in each column; None for a column of steps of which no record
         is kept."""
         found: list[Span | None] = [None] * self.columns
         one_each = not self.rows

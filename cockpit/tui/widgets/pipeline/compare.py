@@ -12,8 +12,8 @@ from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines
 
 
 class ComparePanel(Panel):
-    """The panel that compares a step with the usual step (medians over the kept steps): which times were longer, on
-    which stage or rank, and which events happened at the step."""
+    """The panel that compares a step with the usual step: which times were longer, on which stage or rank, and which
+    events happened at the step."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.PIPELINE, Topic.EVENTS, Topic.BOARD})
     TITLE = "Slowest step"

@@ -109,8 +109,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """One glyph under each column of steps: for the shown step, else for a knob change, else for a step whose
-        timeline is kept, else for a step whose phases are kept."""
+        """One glyph under each column of steps: for the shown step, else for a knob change or a mark of the user, else
+        for a step whose timeline is kept, else for a step whose phases are kept."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

@@ -229,7 +229,7 @@ class TimelinePanel(Panel):
 
     @property
     def _alone(self) -> bool:
-        """Whether this panel fills the screen; then it also compares the step with the medians over other steps."""
+        """Whether this panel fills the screen; then it also compares the step with the usual step."""
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:

@@ -28,8 +28,8 @@ STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """The lines of a one-sentence summary of a step, which says how long the step took and which times exceeded their
-    medians over the kept steps."""
+    """The lines of a one-sentence summary of a step, which says how long the step took and which of its times grew,
+    compared with the usual step."""
     found = compare(store, step)
     if step is None:
         return []
@@ -42,7 +42,7 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
 
 
 def _why_not(store: Store, step: int) -> str:
-    """Why a step cannot be compared with the medians over the kept steps, and if known, how long the step took."""
+    """Why a step cannot be compared with the usual step, and how long the step took if that is known."""
     name = f"step {format.grouped(step)}"
     if phases_at(store, step):
         return f"{name}: too few steps are known to compare it with"

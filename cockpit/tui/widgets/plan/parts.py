@@ -1,5 +1,5 @@
 """Text that several panels of the plan screen show: why the planner has no prediction for the run, memory sizes, and
-differences between predictions with their sign."""
+signed differences between predictions."""
 
 from typing import TYPE_CHECKING
 

@@ -184,7 +184,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 def _fold(count: int, room: int, least: int) -> int:
     """How many ranks or nodes must share a row (or column) so that all `count` of them fit into `room` rows (or
-    columns). The smallest such number of the form `least` times a power of two."""
+    columns). The result is the smallest such number that is `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2

@@ -307,9 +307,9 @@ def test_refuses_multi_token_prediction_with_a_head_of_its_own(tmp_path: Path) -
     )
 
 
-def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
-    """An export is refused if a bias on expert selection has been trained, or if no Hugging Face architecture has all
-    the features of the model."""
+def test_a_bias_of_zero_is_exported_and_an_export_replaces_nothing(tmp_path: Path) -> None:
+    """A bias on expert selection that is still 0 for all experts does not prevent an export. An export is refused if
+    its folder already exists, or if there is no complete checkpoint to export."""
     saved_model("mixtral", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run", ["model.moe.balance=bias"])
     export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")  # all biases are 0

@@ -91,8 +91,8 @@ def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: i
 
 @pytest.mark.parametrize(("ranks", "node"), [(8, 4), (8, 2), (6, 3), (12, 4)])
 def test_hierarchical_bytes_by_level_are_those_of_the_planner(ranks: int, node: int) -> None:
-    """According to section 3.6 of source text D, and to `sent_by_level`, a rank sends 2 n (r-1)/r inside a node and 2
-    n/r (N-1)/N between nodes."""
+    """In an all-reduce of n bytes, a rank sends 2 n (r-1)/r bytes inside a node and 2 n/r (N-1)/N bytes between nodes
+    (`sent_by_level`); in a reduce-scatter or an all-gather, it sends half as many."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1.0, {"fp32": 1.0}, ""),

@@ -2,9 +2,9 @@
 
 The source documents are four documents on distributed training from which this project began. Text A is "Training
 doesn't fail because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and
-Efficiency", and text D is the guide that covers the roofline. "D 8.2" means section 8.2 of text D. RIGHT lists the
-numbers that agree with the planner. WRONG lists the numbers that differ from the planner's, each with the correct
-number and the reason.
+Efficiency", and text D is the guide that covers the roofline. "D 8.2" means section 8.2 of text D, and "A 01" means
+section 01 of text A. RIGHT lists the numbers that agree with the planner. WRONG lists the numbers that differ from the
+planner's, each with the correct number and the reason.
 """
 
 from collections.abc import Callable
@@ -319,7 +319,7 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """According to source texts A and D (section 6.2), training a model of N parameters takes 6 N FLOPs per token. For
+    """According to section 6.2 of source text D, training a model of N parameters takes about 6 N FLOPs per token. For
     GPT-3 this is exact if N counts only the weights of matrix products, including those of the output head, and 6 s h
     is added per layer for causal attention."""
     parts = by_part(models.GPT3)

@@ -3,8 +3,8 @@ bytes and times.
 
 The source documents are four documents on distributed training from which this project began. Text A is "Training
 doesn't fail because of FLOPs", text B is "Parallel processing fundamentals", text C is "03 - Parallelism and
-Efficiency", and text D is the guide that covers the roofline. "D 3.5" means section 3.5 of text D. RIGHT lists the
-numbers that agree with the planner. The numbers that do not agree with it are in
+Efficiency", and text D is the guide that covers the roofline. "D 3.5" means section 3.5 of text D, and "A 02" means
+section 02 of text A. RIGHT lists the numbers that agree with the planner. The numbers that do not agree with it are in
 `test_source_texts_wrong_communication.py`.
 """
 
@@ -237,7 +237,7 @@ def test_when_to_use_which_all_reduce() -> None:
 
 def test_a_hierarchy_crosses_the_slow_link_less() -> None:
     """According to section 3.6 of source text D, with 8 nodes of 8 ranks a phase has 7 steps over the slow link instead
-    of 63, and each link out of a node carries n / 8 bytes."""
+    of 63. In the planner, each link out of a node carries at most n / 8 bytes in a phase."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1e18, {"bf16": 1.0}, ""),
@@ -253,8 +253,8 @@ def test_a_hierarchy_crosses_the_slow_link_less() -> None:
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 1), (4, 8, 2), (8, 32, 2)])
 def test_bubbles(p: int, m: int, v: int) -> None:
-    """According to source texts A (part 02), B and D (sections 10.3 and 10.4), the bubble is (P - 1) / (M V + P - 1)
-    for P ranks, V stages per rank and M micro-batches."""
+    """For P ranks, M micro-batches and V stages per rank, the bubble is (P - 1) / (M V + P - 1) according to section
+    10.4 of source text D; for V = 1, also according to text A (section 02), text B, and section 10.3 of text D."""
     name = "interleaved" if v > 1 else "1f1b"
     assert bubble(name, p, v, m) == pytest.approx((p - 1) / (m * v + p - 1))
 

@@ -149,9 +149,9 @@ def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
 
 
 def test_moe_sends_top_k_times_what_the_text_counts() -> None:
-    """For the all-to-alls of a layer in the forward and backward pass, sections 11.5, 12.3 and 12.6 of source text D
-    state 4 B S H (E-1)/E bytes. This number of bytes is correct if each token is routed to one expert; Mixtral, the
-    example in section 12.3, routes each token to two experts and sends twice as much."""
+    """For the all-to-alls of a layer in the forward and backward pass, section 11.5 of source text D states
+    4 B S H (E-1)/E, and sections 12.3 and 12.6 state 4 B S H. The first number is correct if each token is routed to
+    one expert; Mixtral, the example in section 12.3, routes each token to two experts and sends twice as much."""
     model = models.MIXTRAL_8X7B
     job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
     layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8
@@ -160,8 +160,9 @@ def test_moe_sends_top_k_times_what_the_text_counts() -> None:
 
 
 def test_where_tp_belongs() -> None:
-    """According to source texts D (section 9.4) and A (part 02), with tensor parallelism, GPT-3 is compute-bound over
-    NVLink and network-bound over InfiniBand."""
+    """According to source texts A (section 02) and D (section 9.4), NVLink is fast enough for tensor parallelism, and
+    InfiniBand is too slow. For GPT-3, the planner agrees: over NVLink a step is compute-bound, over InfiniBand it is
+    network-bound."""
     job = Job(models.GPT3, 2048, 64, 1, Grid(pp=8, tp=8))
     inside = roofline(job, hardware("H100"))[0]
     assert inside.link.name.startswith("nvlink") and inside.regime == "compute"

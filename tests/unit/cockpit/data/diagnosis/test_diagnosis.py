@@ -201,8 +201,8 @@ def test_the_headline_names_the_state_of_the_rank(
 
 
 def test_a_long_badge_shortens_words_and_keeps_figures() -> None:
-    """On a terminal of 80 columns, the loss and the number of reporting ranks stay visible beside the longest state of
-    the run, such as LIVE · SLOW RANK, and the label SIMULATED x10."""
+    """On a terminal of 80 columns, the loss and the number of reporting ranks stay visible beside a long state of the
+    run, LIVE · SLOW RANK, and the label SIMULATED."""
     store = store_with(FakeRun(oversubscribed=False, steps=15_000), NOTICE)
     hellos = [
         structs.replace(one, simulated=True, facts={**one.facts, "speed": 10})

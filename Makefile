@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-# CPU torch is installed first and pinned, because otherwise pip downloads gigabytes of CUDA.
+# torch is installed first and pinned. On Linux, PyPI has only torch with CUDA; see docs/install.md for the CPU index.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt

@@ -103,7 +103,7 @@ class HubSupervisor:
     def _plan_restart(self, why: str) -> None:
         now = time.monotonic()
         recent = sum(now - start < 60 for start in self._starts)
-        self._due = now + FIRST_DELAY_S * 2 ** (recent - 1)
+        self._due = now + FIRST_DELAY_S * 2 ** max(0, recent - 1)
         if recent >= RESTARTS_A_MINUTE:
             self._due = self._starts[0] + 60
             if not self.failing and self._what == "hub":

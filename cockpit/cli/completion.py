@@ -13,9 +13,11 @@ ACTIONS = ("expert_placement", "pause", "profile=", "resume", "save", "stop")
 RUNS: Completion = {  # names in the runs folder
     "bash": "_cockpit_runs",
     "zsh": "{compadd -- ${COCKPIT_RUNS:-runs}/*(/N:t)}",
-    "fish": "(command ls runs 2>/dev/null)",
+    "fish": "(_cockpit_runs)",
     "preamble": {
-        "bash": '_cockpit_runs() { compgen -W "$(ls "${COCKPIT_RUNS:-runs}" 2>/dev/null)" -- "$1"; }'
+        "bash": '_cockpit_runs() { compgen -W "$(ls "${COCKPIT_RUNS:-runs}" 2>/dev/null)" -- "$1"; }',
+        "fish": "function _cockpit_runs; command ls (string length -q -- $COCKPIT_RUNS; and echo $COCKPIT_RUNS; "
+        "or echo runs) 2>/dev/null; end",
     },
 }
 

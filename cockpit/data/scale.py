@@ -15,7 +15,6 @@ SMALLEST: Final = 1e-290  # smaller differences count as zero, so that no quotie
 OUTER: Final = 0.01  # share of the values at each end that the robust range leaves out
 # `AUTO` leaves outer values out if the others would fill less than this share of the height
 SQUEEZED: Final = 0.25
-FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 
 class Range(Enum):
@@ -100,7 +99,7 @@ def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Sc
     if not kept:
         return (Scale(0.1, 1.0, True) if log else Scale(0.0, 1.0)), False
     low, high = kept[0], kept[-1]
-    if range is not Range.FULL and len(kept) >= FEWEST:
+    if range is not Range.FULL:
         inner = kept[int(OUTER * len(kept))], kept[-1 - int(OUTER * len(kept))]
         squeezed = _width(*inner, log) < SQUEEZED * _width(low, high, log)
         if inner[0] < inner[1] and (range is Range.ROBUST or squeezed) and inner != (low, high):

@@ -55,7 +55,9 @@ BENCHES = {
 
 OPTIONS = ("--quick", "--memory", "--relays", "--pairs")
 
-names = [word for word in sys.argv[1:] if "=" not in word and word not in OPTIONS]
+JOBS = autopilot.JOBS if "autopilot" in sys.argv else {}  # only the named jobs run
+
+names = [word for word in sys.argv[1:] if "=" not in word and word not in (*OPTIONS, *JOBS)]
 if unknown := [name for name in names if name not in BENCHES]:
     sys.exit(f"{unknown[0]} is neither a bench nor an option; legal: {', '.join((*BENCHES, *OPTIONS))}")
 for name in names or BENCHES:

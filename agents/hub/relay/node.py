@@ -136,7 +136,7 @@ class Node:
         if lost:
             where = f"the relay on {self._introduction.host}"
             text = (
-                f"{where} dropped {lost} record{'s' * (lost != 1)} because the hub was slow; it now sends "
+                f"{where} dropped {lost} message{'s' * (lost != 1)} because the hub was slow; it now sends "
                 f"only the newest records of each rank"
             )
             self._outbox.put(Event(time.time(), "warning", self._any_rank(), text))

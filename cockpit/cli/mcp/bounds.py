@@ -1,6 +1,6 @@
 """Limits on what a tool returns. Text from runs is untrusted, so control characters become spaces. A long string is
-truncated and ends with `…`. If a result is too large, its largest lists are truncated, and its field `cut` names the
-truncated lists.
+truncated and ends with `…`. If a result is too large, its largest lists are truncated, or its largest values become
+null; its field `cut` names them.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""MCP tools that read a run. Each tool returns a record with the name of the run, the age of the data, and how many
-ranks report."""
+"""MCP tools that read a run. Each tool except `list_runs` returns a record with the name of the run, the age of the
+data, and how many ranks report."""
 
 import time
 from collections.abc import Sequence

@@ -195,7 +195,7 @@ def log(run: str | None, as_json: bool) -> int:
     status = report_missing(loaded.missing, loaded.note)
     if as_json:
         for text in loaded.missing:
-            print_json(plain.plain_entry(None, "error", "recording", text))
+            print_json(plain.marked(plain.plain_entry(None, "error", "recording", text), store))
         for record in plain.log(store):
             print_json(plain.marked(record, store))
         return status

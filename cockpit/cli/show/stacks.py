@@ -2,6 +2,7 @@
 the others or did not answer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from agents.protocol import RankStacks, StacksCollected, ThreadStack
 from agents.state.stack_groups import Explanation, StackGroup, explanation, ranks_text
@@ -33,7 +34,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
             return FAILED
     found = explanation(answers, end)
     if as_json:
-        print_json(record(found, answers, end))
+        print_json(plain.marked(record(found, answers, end), connection.store))
     else:
         _print(found, answers, threads)
     return FAILED if end.unanswered or end.not_asked else DONE
@@ -89,7 +90,7 @@ def _print_thread(thread: ThreadStack) -> None:
         print_line("  no Python frames")
 
 
-def record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, object]:
+def record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, Any]:
     """The collected stacks as JSON: one sentence that explains them, the ranks grouped by code location, and the stacks
     of each rank."""
     return {

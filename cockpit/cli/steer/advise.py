@@ -1,6 +1,6 @@
 """`cockpit advise`: names the bottleneck of a run, with evidence, and ranks changes by predicted gain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agents.protocol import Changes
@@ -11,7 +11,6 @@ from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.data.store import Store
 from cockpit.knobs.advice import (
     NONE_FASTER,
     ON_THE_BOARD,
@@ -53,10 +52,8 @@ def shown_advice(connection: Connection) -> Advice:
     return planned or find_advice(connection)
 
 
-def find_advice(
-    connection: Connection, choices: Callable[[Store], Sequence[Changes]] = legal_changes
-) -> Advice:
-    """Ask the run for a preview of each change that `choices` returns, and rank the changes."""
+def find_advice(connection: Connection, changes: Sequence[Changes] | None = None) -> Advice:
+    """Ask the run for a preview of each of `changes`, and rank them; None: `legal_changes`."""
     connection.poll()
     store = connection.store
     measured = evidence(store)
@@ -64,7 +61,8 @@ def find_advice(
         raise CockpitError("no step is done yet; try again when the run trains")
     if store.oversubscribed:
         return Advice(bottleneck(measured), [], [], [], SHARED_CORES)
-    candidates = [_preview(connection, changes, measured.memory_share) for changes in choices(store)]
+    wanted = legal_changes(store) if changes is None else changes
+    candidates = [_preview(connection, one, measured.memory_share) for one in wanted]
     values = {knob.name: knob.value for knob in value_knobs(store.state.board)}
     return advise(measured, candidates, refuted(store.state.trials.values(), values))
 

@@ -8,12 +8,11 @@ and decides whether the change is kept.
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from agents.protocol import Board, Changes, TrialState
+from agents.protocol import Changes, TrialState
 from agents.waiting import RunOverError, wait_for_command, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, INTERRUPTED, REFUSED, SURPRISED
 from cockpit.cli.steer.advise import find_advice, ranked_plain
@@ -22,7 +21,6 @@ from cockpit.data import plain
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.log.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.data.store import Store
 from cockpit.knobs.autopilot import Bounds, Watch, loss_kept, nothing_left, outside, parse_bounds, reason
 from cockpit.knobs.values import fit, legal_text, value_knobs
 from cockpit.printing import complain, print_json, print_line
@@ -73,10 +71,8 @@ class Autopilot:
         while self.kept < self.options.most_changes:
             self._check()
             undecided: list[Ranked] = []
-            # Two knobs are changed at once only if no change of one knob is left. For instance, a recompute mode may
-            # fit into memory only with more micro-batches.
-            for choices in (self.bounds.changes, self.bounds.pairs):
-                advice = find_advice(self.connection, partial(self._untried, choices))
+            for changes in self._untried():
+                advice = find_advice(self.connection, changes)
                 if advice.why_not:
                     return self._stop(REFUSED, advice.why_not)
                 worthwhile = [one for one in advice.ranked if 100 * one.likely >= self.options.gain]
@@ -90,8 +86,15 @@ class Autopilot:
                 return self._stop(DONE, nothing_left(self.options.gain, undecided))
         return self._stop(DONE, f"changes kept: {self.kept}, the maximum allowed")
 
-    def _untried(self, choices: Callable[[Board | None], list[Changes]], store: Store) -> list[Changes]:
-        return [changes for changes in choices(store.state.board) if changes not in self.tried][:MOST]
+    def _untried(self) -> Iterator[list[Changes]]:
+        """The changes that were not tried yet, in batches of at most `MOST`, because the leader computes a preview for
+        each. Two knobs are changed at once only if no change of one knob is left. For instance, a recompute mode may
+        fit into memory only with more micro-batches."""
+        board = self.connection.store.state.board
+        for changes in (self.bounds.changes(board), self.bounds.pairs(board)):
+            untried = [one for one in changes if one not in self.tried]
+            for first in range(0, max(1, len(untried)), MOST):
+                yield untried[first : first + MOST]
 
     def _check(self) -> None:
         self.connection.poll(0.0)

@@ -44,7 +44,7 @@ def profile(
             complain(str(error))
             return FAILED
         if command.state != "applied":
-            return _report_refusal(command, as_json)
+            return _report_refusal(connection, command, as_json)
         begins = max(command.applied_step or 0, first or 0)
         files = {rank: folder / f"step{begins:06}-rank{rank}.json" for rank in ranks}
         missing = _wait(connection, files, deadline)
@@ -92,9 +92,9 @@ def _ranks(connection: Connection, which: Value) -> list[int]:
     ]
 
 
-def _report_refusal(command: CommandState, as_json: bool) -> int:
+def _report_refusal(connection: Connection, command: CommandState, as_json: bool) -> int:
     if as_json:
-        print_json(plain.outcome(command))
+        print_json(plain.marked(plain.outcome(command), connection.store))
     else:
         complain(f"{command.state}: {command.why}")
     return REFUSED

@@ -25,12 +25,13 @@ def report_restart(connection: Connection, id: str, started: int, timeout_s: flo
         )
         if why is not None:
             if as_json:
-                print_json({"state": command.state if command else "rejected", "why": why})
+                state_name = command.state if command else "rejected"
+                print_json(plain.marked({"state": state_name, "why": why}, connection.store))
             else:
                 print_line(f"✗ {command.state if command else 'rejected'}: {why}")
             return REFUSED
         if command and (event := _restart(state.events, started)):
-            print_restart(command, event.facts, as_json)
+            _print_restart(connection, command, event.facts, as_json)
             return DONE
         connection.poll()
     complain(
@@ -49,10 +50,11 @@ def _restart(events: Sequence[Event], started: int) -> Event | None:
     return None
 
 
-def print_restart(command: CommandState, facts: Facts, as_json: bool) -> None:
+def _print_restart(connection: Connection, command: CommandState, facts: Facts, as_json: bool) -> None:
     if as_json:
         layout = {"layout": command.changes.get(KNOB), "before": command.before.get(KNOB)}
-        print_json({"state": command.state, "revision": command.revision} | layout | dict(facts))
+        record = {"state": command.state, "revision": command.revision} | layout | dict(facts)
+        print_json(plain.marked(record, connection.store))
         return
     lost_s = facts.get("lost_s")
     seconds = f"{lost_s:.1f} s" if isinstance(lost_s, float) else format.MISSING

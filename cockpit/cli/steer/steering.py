@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from agents.protocol import CommandState, Estimate, KnobState, Previewed, TrialState, Value
+from agents.protocol import Estimate, KnobState, Previewed, TrialState, Value
 from agents.state.preview_checks import Trust, trust
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
@@ -113,7 +113,7 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
     try:
         command = wait_for_command(connection.client, id, timeout_s, settled=wait)
     except TimeoutError as error:
-        return _report_timeout(connection.client.state.commands.get(id), str(error), as_json)
+        return _report_timeout(connection, id, str(error), as_json)
     refused = command.state in plain.REFUSALS
     partial = command.state == "applied" and not command.settled and (wait or command.failed > 0)
     incomplete = partial or (command.state == "applied" and command.settled and bool(command.why))
@@ -136,14 +136,15 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
     return REFUSED if refused or incomplete else DONE
 
 
-def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> int:
+def _report_timeout(connection: Connection, id: str, why: str, as_json: bool) -> int:
     """Report that the outcome of a change was not known in time. If no rank has applied the change yet, it stays in the
     hub's queue and may still be applied."""
+    command = connection.client.state.commands.get(id)
     queued = command is None or command.state == "accepted"
     complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
     if as_json:
         state, revision = (command.state, command.revision) if command else ("unknown", 0)
-        print_json({"state": state, "revision": revision, "why": why})
+        print_json(plain.marked({"state": state, "revision": revision, "why": why}, connection.store))
     return FAILED
 
 
@@ -247,7 +248,8 @@ def _report_trial(connection: Connection, id: str, timeout_s: float, as_json: bo
         complain(f"{error}{goes_on}")
         unsettled: TrialState | None = connection.client.state.trials.get(id)
         if as_json:
-            print_json(plain.plain(unsettled) if unsettled else {"state": "unknown"})
+            found = plain.plain(unsettled) if unsettled else {"state": "unknown"}
+            print_json(plain.marked(found, connection.store))
         return FAILED
     failed = trial.state == "failed"
     if as_json:

@@ -51,8 +51,9 @@ QUANTITIES = (
 AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # in a preview only if the change affects them
 WALL_TIMES = {"step_ms", "bubble"}
 FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
-SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
-OWN_MODEL = "no data: the planner does not know your own model; a trial measures it"
+SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks"
+OWN_MODEL = "no data: the planner does not know your own model"
+TRIAL = "; a trial measures it"  # appended to these, except for a new layout, which cannot be tried
 # Only the optimizer reads these knobs, so the work of a step does not change.
 OPTIMIZER_KNOBS = {"lr_scale", "grad_clip"}
 LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # these knobs change only a few router operations
@@ -97,7 +98,6 @@ class Previewer:
         resident: bool = False,
     ) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
-        self._unknown = OWN_MODEL if layout.model.own else NO_STEPS
         self._planner = PlannedEffect(layout, hardware or machine_of_run(layout, "cpu"), resident)
         self._lock = threading.Lock()  # this lock is held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
@@ -210,6 +210,7 @@ class Previewer:
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "this change"
+        trial = "" if KNOB in change.turned else TRIAL
         found = []
         for quantity in (*QUANTITIES, *(one for one in AXIS_BYTES if one in planned)):
             here = change.now.get(quantity)
@@ -217,13 +218,14 @@ class Previewer:
             if self._untouched(quantity, change) and quantity != "peak_bytes":
                 found.append(Estimate(quantity, here, here, source=f"not affected by {words}"))
             elif quantity in WALL_TIMES and self._oversubscribed:
-                found.append(Estimate(quantity, here, source=SHARED_CORES))
+                found.append(Estimate(quantity, here, source=SHARED_CORES + trial))
             elif quantity == "step_ms" and key(change.after) in {key(one.values) for one in change.stretches}:
                 found.append(_measured_step(change, here, len(steps)))
             elif len(steps) >= MIN_STEPS and quantity not in (*FORMULAS, "step_ms"):
                 found.append(_measured(quantity, here, list(steps)))
             else:
-                found.append(planned.get(quantity) or Estimate(quantity, here, source=self._unknown))
+                unknown = f"{OWN_MODEL}{trial}" if self._layout.model.own else NO_STEPS
+                found.append(planned.get(quantity) or Estimate(quantity, here, source=unknown))
         return found
 
     def _untouched(self, quantity: str, change: _Change) -> bool:

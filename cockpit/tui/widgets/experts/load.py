@@ -22,10 +22,10 @@ class ExpertLoad(Panel):
     HELP = (
         "Height and colour show an expert's load relative to its fair share. Half height is the fair share, full "
         "height is twice the fair share or more; orange is above it, blue below. `╳` is a dead expert (under 1 % of "
-        "its fair share), `▲` a hot one (2.5 times or more). `most` and `least` are the loads of the hottest and the "
-        "coldest expert; `drop` is the share of routed tokens over capacity. If not all experts fit, a cell holds "
-        "several, as the first line states: its upper half shows the hottest, its lower half the coldest. Enter opens "
-        "the experts screen."
+        "its fair share); a hot one has 2.5 times its fair share or more. `most` and `least` are the loads of the "
+        "hottest and the coldest expert; `drop` is the share of routed tokens over capacity. If not all experts fit, a "
+        "cell holds several, as the first line states: its upper half shows the hottest, its lower half the coldest; "
+        "`▲` stands for a cell with a hot one. Enter opens the experts screen."
     )
 
     def __init__(self, selection: Selection, id: str = "experts") -> None:

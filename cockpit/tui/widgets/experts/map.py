@@ -50,15 +50,15 @@ class ExpertMap(Panel):
     HELP = (
         "Each row is a layer, each column an expert; height and colour show the load relative to the fair share. Half "
         "height is the fair share, full height is twice the fair share or more; orange is above it, blue below. `╳` is "
-        "a dead expert (under 1 % of the fair share), `▲` a hot one (2.5 times or more), `◆` a cell with both. If not "
-        "all fit, a cell holds several experts or layers, as the first line states; it shows the hottest and below it "
-        "the coldest, and the cursor is on the worst. `w` goes to the worst expert, and again to the next: the longest "
-        "dead first, then the hottest. `m` shows a figure of each layer over steps: the hottest expert, dropped pairs, "
-        "evenness (1 is even, 0 is a single expert), spread, or experts without a token. `o` sorts each layer by load. "
-        "Enter or `z` shows one layer as bars, with the capacity above which an expert drops tokens. Loads include "
-        "dropped pairs. The loads of all experts are sampled every few steps, so since when an expert has been dead or "
-        "hot is known only from the samples that this cockpit received. `held by` names the ranks that compute the "
-        "expert, as they report it."
+        "a dead expert (under 1 % of the fair share); a hot one has 2.5 times the fair share or more. If not all fit, "
+        "a cell holds several experts or layers, as the first line states; it shows the hottest and below it the "
+        "coldest, `▲` if one is hot or `◆` if one is hot and one dead, and the cursor is on the worst. `w` goes to the "
+        "worst expert, and again to the next: the longest dead first, then the hottest. `m` shows a figure of each "
+        "layer over steps: the hottest expert, dropped pairs, evenness (1 is even, 0 is a single expert), spread, or "
+        "experts without a token. `o` sorts each layer by load. Enter or `z` shows one layer as bars, with the "
+        "capacity above which an expert drops tokens. Loads include dropped pairs. The loads of all experts are "
+        "sampled every few steps, so since when an expert has been dead or hot is known only from the samples that "
+        "this cockpit received. `held by` names the ranks that compute the expert, as they report it."
     )
 
     def __init__(self, selection: Selection) -> None:

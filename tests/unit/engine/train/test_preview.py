@@ -6,6 +6,7 @@ from msgspec import structs
 
 from agents.protocol import Estimate, Legal, Traffic, Value
 from agents.rank.knob_board import Knob, KnobBoard
+from engine.config.relayout import layout_text
 from engine.config.toml import load
 from engine.control.preview.previewer import Previewer
 from engine.control.preview.schedule_effect import VARIES
@@ -80,8 +81,20 @@ def test_more_micro_batches_are_simulated_with_an_interval() -> None:
 
 def test_no_time_is_simulated_if_ranks_share_cores() -> None:
     previewed = found(seen(oversubscribed=True), micro_batches=8)
-    assert previewed["step_ms"].after is None and "share cores" in previewed["step_ms"].source
+    step = previewed["step_ms"]
+    assert step.after is None and "share cores" in step.source and step.source.endswith("a trial measures it")
     assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
+
+
+def test_a_preview_of_a_new_layout_names_no_trial() -> None:
+    """A trial of a layout is refused (`agents.hub.commands.trial_rules`)."""
+    layout = load(DEMO, TWO_STAGES)
+    new = Knob("layout", lambda _: Legal(form="x"), True, "", lambda _: None, lambda _: None)
+    its = KnobBoard([new], {"layout": layout_text(layout)})
+    previewer = Previewer(layout, its, oversubscribed=True)
+    previewer.note(structs.replace(make_summary(1), knobs=its.values))
+    source = found(previewer, layout="grid.dp_shard=2")["step_ms"].source
+    assert "share cores" in source and "trial" not in source
 
 
 def test_measurements_take_precedence_over_simulation() -> None:

@@ -23,6 +23,7 @@ from agents.protocol import (
 )
 from agents.state.preview_checks import Check, check_event, trust
 from cockpit.cli.main import run
+from cockpit.cli.steer import autopilot
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 Said = pytest.CaptureFixture[str]
@@ -139,7 +140,11 @@ def test_only_within_the_bounds_and_only_if_it_is_worth_it(
     assert flight[1].boards[0].revision == 0, "nothing was changed"
 
 
-def test_two_knobs_are_changed_at_once_if_only_both_help(capsys: Said, truth: Truth, flight: Flight) -> None:
+@pytest.mark.parametrize("most", [1, 64])
+def test_two_knobs_are_changed_at_once_if_only_both_help(
+    capsys: Said, truth: Truth, flight: Flight, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(autopilot, "MOST", most)  # number of changes that are previewed at once
     truth.ms = lambda values: 5.0 if values == {"micro_batches": 8, "recompute": "full"} else 10.0
     words = ["autopilot", "--within", "micro_batches=1..8", "recompute=none,full", *STEPS]
     said = lines(capsys, *words, status=0)

@@ -1,4 +1,5 @@
-"""Sends the requests of a client to the hub, and repeats each request until it is answered."""
+"""Sends the requests of a client to the hub, and repeats each request until it is answered or refused, or until its
+maximum time (`REPEATED_S`) has passed."""
 
 import math
 import time

@@ -1,6 +1,6 @@
 """The hub of a run: a separate process between the ranks and all clients.
 
-    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID] ...
 
 The hub orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes the clients' proposals to
 the leader rank (`Control`). If the hub is killed, the ranks continue training. A hub that is restarted in the same run

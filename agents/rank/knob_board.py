@@ -1,4 +1,5 @@
-"""The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all.
+"""The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all, unless the
+program's own code fails while a knob is set.
 
 A knob's legal values may depend on other knobs: the legal micro-batch counts depend on the schedule, for example. So
 `check` covers all values that the board would have after the change. A change has two phases. `prepare` may refuse the

@@ -6,8 +6,9 @@ thinned or deleted one at a time. If updates are missing between two rows, a new
 holds the updates of a few hundred milliseconds, with timestamps from the hub's clock, packed as in messages and then
 compressed.
 
-In a thinned segment, the per-rank records (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands, knobs
-and hellos are kept.
+In a thinned segment, the records of ranks and of the expert load (`OF_A_MOMENT`) have been deleted; the run's curve,
+events, commands, knobs and hellos are kept. If the segment continues the previous one, its snapshot has no curve,
+because the earlier segments have it.
 """
 
 import contextlib

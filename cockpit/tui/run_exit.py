@@ -1,5 +1,5 @@
-"""Exits the cockpit or opens another run. If this would end the current run, the cockpit asks for confirmation first
-and offers to save a checkpoint."""
+"""Exits the cockpit or opens another run. If this would end the current run, the cockpit asks for confirmation first,
+and offers to save a checkpoint unless the run saves one at its end."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""The command journal stores every proposal and its result on disk before any process acts on them.
+"""The command journal stores every proposal on disk before any process acts on it, and later the proposal's result.
 
 A separate thread writes the file (`journal_file`) and calls fsync, so the hub never waits for the disk. If the file
 cannot be opened, the thread retries; if the file is removed, the thread restores it.

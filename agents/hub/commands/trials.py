@@ -1,5 +1,5 @@
 """A trial sets one or more knobs to other values for some steps, compares these steps with those before, and reverts
-the values unless the steps became clearly faster or an operator keeps them.
+the values unless an operator keeps them, or the steps became clearly faster and no tried knob affects the loss.
 
 The hub runs the trial and stores it in its journal, so the trial completes even if the client that started it
 disconnects. A restarted hub continues the trial. The changes of a trial go through `Control` like any proposal. Each

@@ -1,6 +1,6 @@
 """The entry point of a relay process: parses the options, binds the sockets, handles signals and sets the exit status.
 
-python -m agents.hub.relay --run NAME --hub URL [--sockets DIR] [--key FILE] [--parent PID]
+python -m agents.hub.relay --run NAME --hub RUN|URL [--sockets DIR] [--key FILE] [--parent PID]
 """
 
 import argparse

@@ -4,8 +4,8 @@
     watch(accelerator)  # after accelerator.prepare
 
 A step is one update of the weights. A step ends when the loop requests the first batch after `optimizer.step` from a
-prepared data loader. The ranks vote on knob changes at the end of a step, because the loop has then finished all work
-for the update.
+prepared data loader, or calls `end_training`. The ranks vote on knob changes at the end of a step, because the loop has
+then finished all work for the update.
 
 The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends
 an update when the number of micro-batches is a multiple of `gradient_accumulation_steps`. So a change of

@@ -1,4 +1,5 @@
-"""Anomalies, most severe first: alerts, outlying ranks and experts, and the slowest step.
+"""Anomalies, in this order: alerts (most severe first), lost ranks without an alert, outlying ranks, dead and hot
+experts, and the slowest step.
 
 Each anomaly names the screen that shows it, and the rank, expert or step to select on that screen.
 """

@@ -1,4 +1,5 @@
-"""The jump targets that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step."""
+"""The jump targets that the `:` prompt accepts: a step, a rank, a layer, an expert, a screen, a mark, or the newest
+step."""
 
 import re
 from collections.abc import Sequence

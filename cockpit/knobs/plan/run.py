@@ -1,6 +1,7 @@
 """The planner's input: facts and measurements copied from the store, and the layout read from the run's folder.
 
-`reported` and `measured` copy data under the store's lock; `basis` reads files, so it runs in the worker thread.
+`reported` and `measured` copy data under the store's lock; `basis` reads files, so a screen calls it in the worker
+thread.
 """
 
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Confirmation before a run is ended: shows how many steps would be lost, and offers to save a checkpoint first."""
+"""Confirmation before a run is ended: shows how many steps would be lost, and offers to save a checkpoint first unless
+the run saves one at its end."""
 
 from typing import ClassVar, Literal
 

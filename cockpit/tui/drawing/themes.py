@@ -1,8 +1,8 @@
 """The colours of each theme, and the Textual themes made from them. `THEMES` are for terminals with 256 or more
 colours: the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are
-readable. The themes in `SIXTEEN` are for terminals with 16 colours, and use only these 16 colours. On such a terminal,
-any other colour would be replaced by the nearest of the 16 colours, which could be the background colour. `NO_COLOUR`
-uses no colours and marks differences with bold and reverse video.
+readable. The themes with the depth `SIXTEEN` are for terminals with 16 colours, and use only these 16 colours. On such
+a terminal, any other colour would be replaced by the nearest of the 16 colours, which could be the background colour.
+The theme with the depth `NONE` uses no colours and marks differences with bold and reverse video.
 """
 
 from dataclasses import dataclass, replace

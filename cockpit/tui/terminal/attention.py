@@ -1,5 +1,5 @@
 """Attracts the attention of a user who is not looking at the app: shows the state of the run in the terminal title, and
-rings the bell and sends a desktop notification for each new severe alert.
+rings the bell and sends a desktop notification when there are new severe alerts, except in a replay.
 
 The title is saved at the start and restored at the end with xterm's title stack, which tmux and most terminals support.
 """

@@ -156,7 +156,8 @@ class Frames:
         return at if at >= 0 else None
 
     def series(self, layer: int, number: int) -> Iterator[Range]:
-        """Value `number` of a layer in each frame that has it, oldest first."""
+        """The values at index `number` in a layer's lists, such as the load of the expert `number`: one for each frame
+        that has this value, oldest first."""
         place = self.place(layer, number)
         if place is not None:
             for frame in self._frames:

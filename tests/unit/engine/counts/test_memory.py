@@ -89,8 +89,8 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The largest total size of the micro-batches in flight, found by executing a schedule one action after another. A
-    micro-batch on stage n of the pipeline has the size `weights[n]`."""
+    """The peak activation memory of a rank, found by executing a schedule one action after another. Each micro-batch in
+    flight on stage n of the pipeline holds `weights[n]` units of memory."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):

@@ -246,8 +246,8 @@ def test_a_low_bandwidth_client_can_still_steer(hub: HubProcess, fleet: Fleet, o
     client.set_subscription(10.0, ranks=False, frame_bytes=4096)
     newest.set_subscription(20.0)
     for one in (client, newest):
-        poll_until(one, lambda one=one: one.state.board and one.state.summaries, fleet.turn)
-    assert len(client.state.hellos) == 4 and not client.state.steps and not client.state.pulses
+        poll_until(one, lambda one=one: one.state.summaries and len(one.state.hellos) == 4, fleet.turn)
+    assert client.state.board and not client.state.steps and not client.state.pulses
     id = client.propose({"recompute": "none"})
     poll_until(client, lambda: id in client.state.commands and client.state.commands[id].settled, fleet.turn)
     poll_until(newest, lambda: len(newest.state.steps) == 4 and id in newest.state.commands, fleet.turn)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from engine.parallel.local_shards import local_shard, with_layout_of
 
@@ -15,19 +15,15 @@ class HostCopy:
     """
 
     def __init__(self, device: torch.device):
-        cuda = device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=cuda,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=cuda,
-            )
-        )
+        self._cuda = device.type == "cuda"
+        # Torch's public `DefaultStager` wraps this class. In torch 2.11 it can be used only once.
+        self._stager = StateDictStager(pin_memory=self._cuda)
 
     def __call__(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the tensors; the copies have the same names. If two tensors share memory, so do their copies."""
         # Only plain tensors are staged: torch's stager fails for a DTensor whose shard is a view into a larger buffer.
-        staged = self._stager.stage({name: local_shard(tensor) for name, tensor in tensors.items()})
-        assert isinstance(staged, dict)
+        shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
+        staged = self._stager.stage(shards, non_blocking=self._cuda)
+        if self._cuda:
+            torch.cuda.synchronize()
         return {name: with_layout_of(tensor, staged[name]) for name, tensor in tensors.items()}

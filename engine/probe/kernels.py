@@ -73,7 +73,7 @@ class Calls:
 
     def __init__(self, layout: Layout, device: torch.device, short: bool = False):
         kind, dtype = device.type, DTYPES[layout.train.precision]
-        self._squares = SQUARES[kind][: 4 if short else None]
+        self._squares = SQUARES[kind][: 4 if short and kind == "cpu" else None]
         self._keys, self._rows, self._copied = KEYS[kind], ROWS[kind], COPIED[kind]
         self._layer = layers(TINY, 1, device)
         width = layout.model.head_width
@@ -167,24 +167,24 @@ def layers(model: Model, batch: int, device: torch.device) -> Operation:
 
 
 def _copy(numbers: int, device: torch.device) -> Operation:
-    source = torch.ones(numbers, device=device)
+    source = torch.randn(numbers, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _square(n: int, device: torch.device, dtype: torch.dtype) -> Operation:
-    a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 
 
 def _attention(keys: int, width: int, device: torch.device, dtype: torch.dtype) -> Operation:
-    q, k, v = (torch.ones(1, HEADS, keys, width, device=device, dtype=dtype) for _ in range(3))
+    q, k, v = (torch.randn(1, HEADS, keys, width, device=device, dtype=dtype) for _ in range(3))
     return lambda: causal_attention(q, k, v)
 
 
 def _grouped(rows: int, device: torch.device, dtype: torch.dtype) -> Operation:
-    x = torch.ones(GROUPS * rows, WIDTH, device=device, dtype=dtype)
-    weights = torch.ones(GROUPS, WIDTH, WIDTH, device=device, dtype=dtype)
+    x = torch.randn(GROUPS * rows, WIDTH, device=device, dtype=dtype)
+    weights = torch.randn(GROUPS, WIDTH, WIDTH, device=device, dtype=dtype)
     offsets = torch.arange(rows, GROUPS * rows + 1, rows, dtype=torch.int32, device=device)
     return lambda: grouped(x, weights, offsets)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from engine.metering.clocks import CLOCKS
 from engine.parallel.context.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware.peaks import peak_flops
+from engine.planner.hardware.table import load
 from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.parallel.test_context_parallel import near_the_truth
@@ -42,12 +43,20 @@ TWO = {
 }
 
 
-def run(folder: Path, where: str, *overrides: str) -> list[dict[str, Any]]:
-    """The steps of a short run on the device `where`."""
-    command = [sys.executable, "-m", "engine", "run", str(DEMO), *SMALL, "train.steps=6", *overrides]
+def python(*words: str) -> str:
+    """The standard output of ``python WORDS ...``, which must succeed."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def run(folder: Path, where: str, *overrides: str, resume: Path | None = None) -> list[dict[str, Any]]:
+    """The steps of a short run on the device `where`, in the folder `folder`/`where`; with `resume`, from a
+    checkpoint."""
+    command = ["-m", "engine", "run", str(DEMO), *SMALL, "train.steps=6", *overrides]
     options = ["--json", "--hub", "none", "--device", where, "--run-dir", str(folder / where)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    options += ["--resume", str(resume)] if resume else []
+    events = [json.loads(line) for line in python(*command, *options).splitlines()]
     return [event for event in events if event["event"] == "step"]
 
 
@@ -73,6 +82,44 @@ def test_a_run_in_bf16(tmp_path: Path) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"]
     known = peak_flops(torch.cuda.get_device_name(), "bf16")
     assert all((step["mfu"] is None) == (known is None) for step in steps)
+
+
+def test_a_deterministic_run_repeats_every_bit(tmp_path: Path) -> None:
+    overrides = ("train.precision=bf16", "train.deterministic=true", "knobs.capacity_factor=1.0")
+    first, second = (run(tmp_path / n, "cuda", *overrides) for n in "ab")
+    for key in ("loss", "grad_norm"):
+        assert [step[key] for step in first] == [step[key] for step in second]
+
+
+@pytest.mark.parametrize(("where", "there"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_run_continues_on_another_device(where: str, there: str, tmp_path: Path) -> None:
+    """A checkpoint of one device is continued on another. AdamW has state, so a lost moment would change the loss."""
+    whole = run(tmp_path / "whole", where, "checkpoint.every=3")
+    checkpoint = tmp_path / "whole" / where / "checkpoints" / "step-3"
+    rest = run(tmp_path / "rest", there, "checkpoint.every=3", resume=checkpoint)
+    assert [step["step"] for step in rest] == [3, 4, 5]
+    for key in ("loss", "grad_norm"):
+        assert [step[key] for step in rest] == pytest.approx([step[key] for step in whole[3:]], rel=ROUNDING)
+
+
+def test_sampling_on_a_gpu_gives_the_text_of_the_cpu(tmp_path: Path) -> None:
+    run(tmp_path, "cuda", "checkpoint.every=6")
+    command = ["-m", "engine", "sample", str(tmp_path / "cuda"), "--prompt-ids", "1,2,3", "--json"]
+    command += ["--temperature", "0", "--tokens", "12", "--device"]
+    here, there = (json.loads(python(*command, where))["tokens"] for where in ("cpu", "cuda"))
+    assert here == there
+
+
+def test_the_probe_describes_the_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.toml"
+    overrides = ("train.precision=bf16", "model.layers=2")
+    layout = str(DEMO.with_name("dense-1b.toml"))
+    python("-m", "engine", "probe", layout, *overrides, "--quick", "--device", "cuda", "--out", str(out))
+    found = load(out)
+    known = peak_flops(torch.cuda.get_device_name(), "bf16")
+    assert torch.cuda.get_device_name() in found.device.source
+    assert 0.05 < found.efficiency.gemm <= 1.0 and (known is None or found.device.peak["bf16"] >= known)
+    assert found.device.memory_bytes == torch.cuda.get_device_properties(0).total_memory
 
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)

@@ -35,11 +35,15 @@ def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
 
 
 def runner(
-    module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
+    module: str,
+    batches: dict[str, str],
+    folder_of: Callable[[str], Path],
+    timeout_s: float,
+    options: Sequence[str] = (),
 ) -> Callable[[str], Path]:
     """Returns a function that takes the name of a test case and returns the folder with the results of the case. If the
-    batch that contains the case has not run yet, the function first runs this batch with `python -m MODULE FOLDER CASE
-    ...`."""
+    batch that contains the case has not run yet, the function first runs this batch with `python -m MODULE OPTIONS ...
+    FOLDER CASE ...`."""
     done: dict[str, Path] = {}
 
     def run(name: str) -> Path:
@@ -47,7 +51,8 @@ def runner(
         if batch not in done:
             names = [other for other, its_batch in batches.items() if its_batch == batch]
             folder = folder_of(batch.replace(" ", "-"))
-            ended = run_program("-W", "ignore", "-m", module, str(folder), *names, timeout=timeout_s)
+            words = ("-W", "ignore", "-m", module, *options, str(folder), *names)
+            ended = run_program(*words, timeout=timeout_s)
             assert ended.returncode == 0, ended.stderr[-4000:]
             done[batch] = folder
         return done[batch] / name

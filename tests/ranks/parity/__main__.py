@@ -4,10 +4,10 @@ of a run in one process.
 The reference is the whole model on one rank, without a process group, FSDP or a pipeline, in a single micro-batch. A
 driver imports torch once, runs the cases one after another, and forks the ranks of each case:
 
-    python -m tests.ranks.parity FOLDER [NAME ...]
+    python -m tests.ranks.parity FOLDER [--device cpu|cuda] [NAME ...]
 
-With `make parity`, all cases run STEPS steps. `make test` runs only the cases in QUICK, and only as many steps as their
-scripts need.
+The reference always runs on the CPU; `--device` is the device of the ranks. With `make parity`, all cases run STEPS
+steps. `make test` runs only the cases in QUICK, and only as many steps as their scripts need.
 
 Tolerances are derived from rounding errors. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps
 every gradient agrees to 1e-11, and a wrong scale is detected in the first step. In fp32, rounding errors grow over the
@@ -34,21 +34,24 @@ from pathlib import Path
 
 import torch
 
+from engine.device import DeviceChoice
 from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 from tests.ranks.cases.case import SMALL, Case
 from tests.ranks.cases.cases import CASES, STEPS, steps_of
+from tests.ranks.cases.on_one_rank import ONE_RANK
 from tests.ranks.parity.comparison import FP64_TOLERANCE, MARGIN, distance, same_routing
 from tests.ranks.parity.laid_out import as_laid_out
 from tests.ranks.parity.one_process import one_process
 from tests.ranks.parity.trace import merged
 
+ALL = CASES | ONE_RANK
 JOLTS = {"fp32": 3, "bf16": 8, "fp16": 8}
 
 
-def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
-    """Run `case` and write its `result.json`: differences by step, and, in fp32 and bf16, the differences that rounding
-    alone causes."""
+def run_case(case: Case, folder: Path, steps: int = STEPS, device: DeviceChoice = "cpu") -> None:
+    """Run `case` with its ranks on `device`, and write its `result.json`: differences by step, and, in fp32 and bf16,
+    the differences that rounding alone causes."""
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
@@ -65,7 +68,7 @@ def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
     def laid_out(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)  # torch prints a warning for each gather in full_tensor
-        as_laid_out(context, layout, case.script, steps, folder)
+        as_laid_out(context, layout, case.script, steps, folder, device)
 
     def compare(context: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
@@ -107,7 +110,7 @@ def report(folder: Path, names: list[str]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
-        case, result = CASES[name], json.loads((folder / name / "result.json").read_text())
+        case, result = ALL[name], json.loads((folder / name / "result.json").read_text())
         same = result["same_routing"]
         worst = [max(result["distance"][what][:same], default=0.0) for what in ("loss", "norm", "gradient")]
         worst[2] = max(worst[2], *result["distance"].get("average", []), 0.0)
@@ -125,10 +128,10 @@ def report(folder: Path, names: list[str]) -> str:
     return "\n".join([*lines, "", small]) + "\n"
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path, names: list[str], device: DeviceChoice) -> None:
     torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
     for name in names or CASES:
-        run_case(CASES[name], folder / name, steps_of(name) if names else STEPS)
+        run_case(ALL[name], folder / name, steps_of(name) if names else STEPS, device)
     sys.stdout.write(report(folder, names or list(CASES)))
 
 
@@ -136,7 +139,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.ranks.parity")
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases; default: all")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device of the ranks; default cpu"
+    )
     options = parser.parse_args()
-    if unknown := sorted(set(options.names) - set(CASES)):
-        parser.error(f"no case is named {unknown[0]!r}; the names are in docs/evidence/parity.md")
-    main(options.folder, options.names)
+    if unknown := sorted(set(options.names) - set(ALL)):
+        parser.error(
+            f"no case is named {unknown[0]!r}; the names are in docs/evidence/parity.md and "
+            "tests/ranks/cases/on_one_rank.py"
+        )
+    main(options.folder, options.names, options.device)

@@ -1,14 +1,39 @@
 """Computes the differences between two traces, and defines the tolerances that `tests/ranks/parity/__main__.py`
 explains."""
 
+from itertools import accumulate
+from typing import Any
+
 import torch
 
+from tests.ranks.cases.case import Case
+from tests.ranks.parity.one_process import ROUNDED
 from tests.ranks.parity.trace import Trace
 
 MARGIN = {"fp32": 8.0, "bf16": 2.0, "fp16": 2.0}
 FP64_TOLERANCE = 1e-11
 # Tolerances for runs in which about one token in a few thousand goes to another expert.
 FLIPPED = {"loss": 1e-3, "norm": 1e-2}
+# Relative size of one fp32 rounding: a result may differ by this much even if all reference runs are equal.
+ROUND_ONCE = 2.0**-23
+
+
+def assert_equal_except_for_rounding(case: Case, result: dict[str, Any], steps: int) -> None:
+    """Raises AssertionError if `result`, the content of a case's `result.json` after `steps` steps, exceeds a
+    tolerance."""
+    same, precision = result["same_routing"], case.layout.train.precision
+    assert len(result["losses"]) == steps
+    assert same == steps or not (case.fp64 or precision in ROUNDED), "routed differently"
+    for what, distances in result["distance"].items():
+        if case.fp64:
+            assert max(distances) < FP64_TOLERANCE, (what, distances)
+            continue
+        # Because | |a| - |b| | <= |a - b|, the norm may differ by as much as the gradients.
+        so_far = accumulate(result["rounding"]["loss" if what == "loss" else "gradient"], max)
+        allowed = [MARGIN[precision] * max(rounding, ROUND_ONCE) for rounding in so_far]
+        over = [(d, a) for d, a in zip(distances[:same], allowed[:same], strict=True) if d > a]
+        assert not over, (what, over)
+        assert max(distances[same:], default=0.0) < FLIPPED.get(what, float("inf")), (what, distances)
 
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from agents.protocol import Value
 from engine.config.layout import Layout
 from engine.control import expert_placement
+from engine.device import BACKENDS, DeviceChoice, choose_device, set_device
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
@@ -21,14 +22,25 @@ from tests.ranks.parity.routing import fix_routing
 from tests.ranks.parity.trace import Operator, Trace, alike, router_biases, whole
 
 
-def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int, out: Path) -> None:
+def as_laid_out(
+    context: RankContext, layout: Layout, script: Script, steps: int, out: Path, device: DeviceChoice
+) -> None:
     """The same run as `one_process`, but on the ranks of `layout`. The first rank of each stage saves its part of the
     trace."""
-    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
+    where = choose_device(context.local_rank, context.local_world, device)
+    set_device(where)
+    dist.init_process_group(
+        BACKENDS[where.type],
+        store=context.store(),
+        rank=context.rank,
+        world_size=context.world,
+        device_id=where if where.type == "cuda" else None,
+    )
     meter = Meter(
         layout.model.prediction_layers.stop,
         layout.model.moe.experts if layout.model.moe else 0,
         context.set_operation,
+        where,
     )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
@@ -50,13 +62,13 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
         total = trainer.world.control.all_gather(mine).sum(0)
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
-        trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
+        trace.loads.append(trainer.world.control.all_gather(meter.readings.load.cpu()).sum(0))
         trace.grads.append(logical(trainer))
         trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
         trace.norms.append(norm := trainer.computation.gradient_norm())
         trainer.computation.update(step, norm)
         biases = (router_biases(stage) for stage in trainer.stages)
-        trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
+        trace.biases.append({name: whole(bias) for stage in biases for name, bias in stage.items()})
         trainer.steering.vote.end(step)
     for name, p in named_parameters(trainer.stages):
         if name == EMBEDDING:

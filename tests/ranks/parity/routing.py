@@ -22,6 +22,7 @@ def fix_routing(stages: Sequence[nn.Module]) -> None:
         def choose(scores_BSE: Tensor, n: int = n, router: Router = router) -> Choice:
             B, S, E = scores_BSE.shape
             by_place = torch.rand(S * router.slices.count, E, generator=torch.Generator().manual_seed(n))
+            by_place = by_place.to(scores_BSE.device)
             return type(router).choose(router, router.slices.own_slice(by_place.expand(B, -1, -1)))
 
         router.choose = choose

@@ -3,7 +3,6 @@ except for rounding."""
 
 import json
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ import pytest
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.cases.case import PLACED, SWITCHED, ZEROED
 from tests.ranks.cases.cases import QUICK, TELLING, steps_of
-from tests.ranks.parity.comparison import FLIPPED, FP64_TOLERANCE, MARGIN
+from tests.ranks.parity.comparison import MARGIN, assert_equal_except_for_rounding
 from tests.ranks.parity.laid_out import refusing_rank
 from tests.ranks.parity.one_process import ROUNDED
 
-# Relative size of one fp32 rounding: a result may differ by this much even if all reference runs are equal.
-ROUND_ONCE = 2.0**-23
 BATCHES = batched("parity", list(TELLING), QUICK)
 
 Results = Callable[[str], dict[str, Any]]
@@ -36,22 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", cases())
 def test_equals_one_process(name: str, results: Results) -> None:
-    result = results(name)
-    same = result["same_routing"]
-    in_fp32 = not TELLING[name].fp64 and TELLING[name].layout.train.precision == "fp32"
-    assert len(result["losses"]) == steps_of(name)
-    assert same == steps_of(name) or in_fp32, "routed differently"
-    for what, distances in result["distance"].items():
-        if TELLING[name].fp64:
-            assert max(distances) < FP64_TOLERANCE, (what, distances)
-            continue
-        # Because | |a| - |b| | <= |a - b|, the norm may differ by as much as the gradients.
-        so_far = accumulate(result["rounding"]["loss" if what == "loss" else "gradient"], max)
-        margin = MARGIN[TELLING[name].layout.train.precision]
-        allowed = [margin * max(rounding, ROUND_ONCE) for rounding in so_far]
-        over = [(d, a) for d, a in zip(distances[:same], allowed[:same], strict=True) if d > a]
-        assert not over, (what, over)
-        assert max(distances[same:], default=0.0) < FLIPPED.get(what, float("inf")), (what, distances)
+    assert_equal_except_for_rounding(TELLING[name], results(name), steps_of(name))
 
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].layout.train.precision in ROUNDED))

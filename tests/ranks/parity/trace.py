@@ -59,8 +59,9 @@ def router_biases(stage: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def whole(grad: Tensor | None) -> Tensor:
+    """A copy of the unsharded tensor on the CPU."""
     assert grad is not None
-    return grad.full_tensor().clone() if isinstance(grad, DTensor) else grad.clone()
+    return (grad.full_tensor() if isinstance(grad, DTensor) else grad).to("cpu", copy=True)
 
 
 def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:

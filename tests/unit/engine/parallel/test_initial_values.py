@@ -54,6 +54,14 @@ def test_a_parameter_of_one_block_has_the_values_of_earlier_versions() -> None:
     assert torch.equal(initial_values("q", SHAPE, 0.02, 1), torch.randn(SHAPE, generator=generator) * 0.02)
 
 
+def test_the_default_device_does_not_matter() -> None:
+    """`engine probe` creates its model with the GPU as the default device."""
+    filled = torch.empty(SHAPE)
+    with torch.device("meta"):
+        Normal("q", SHAPE, 0.02, 1).fill(filled, 0)
+    assert torch.equal(filled, initial_values("q", SHAPE, 0.02, 1))
+
+
 def test_a_shard_is_filled_without_the_whole() -> None:
     shape = (1 << 14, 1 << 9)  # 32 MiB
     shard = torch.empty(shape[0] // 8, shape[1])

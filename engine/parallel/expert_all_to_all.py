@@ -126,15 +126,18 @@ def plan_dispatch(
     T, K = experts_TK.shape
     E = len(placement.logical)
     keys_TK = experts_TK if placement.keys_E is None else placement.keys_E[experts_TK]
-    runs_TE = torch.zeros(T, E, dtype=torch.int32, device=keys_TK.device)
-    runs_TE.scatter_(1, keys_TK, 1 if keep_TK is None else keep_TK.int())
-    earlier_TE = runs_TE.cumsum(0, dtype=torch.int32)  # pairs of the same expert up to this token
-    counts_E = earlier_TE[-1].long()
+    keys_KT = keys_TK.T.contiguous()
+    runs_ET = torch.zeros(E, T, dtype=torch.int32, device=keys_TK.device)
+    runs_ET.scatter_(0, keys_KT, 1 if keep_TK is None else keep_TK.T.int())
+    # Pairs of the same expert up to this token. On a GPU, torch is much slower along a dimension that is not the last.
+    earlier_ET = runs_ET.cumsum(1, dtype=torch.int32)
+    counts_E = earlier_ET[:, -1].long()
     counts = counts_E.view(*placement.sizes, -1)
     first = placement.hops[0].start_row_exchange(counts, async_op=True) if placement.hops else None
 
     ends_E = counts_E.cumsum(0)
-    rows_TK = earlier_TE.gather(1, keys_TK) + (ends_E - counts_E - 1)[keys_TK]
+    rows_KT = earlier_ET.gather(0, keys_KT) + (ends_E - counts_E - 1)[keys_KT]
+    rows_TK = rows_KT.T  # `rows_TK[:, k]` is contiguous, so gathers by it are faster on a GPU
     if keep_TK is not None:
         rows_TK = rows_TK.masked_fill(~keep_TK, 0)
     hops, offsets = _plan_hops(placement, counts, first)

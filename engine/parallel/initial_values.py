@@ -64,7 +64,7 @@ class Normal:
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         shape = (rows, *self.shape[1:])
-        # The device is named because a caller may have set another default device.
+        # The generator is on the CPU, whatever torch's default device is.
         values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").mul_(self.std)
         return values[:, slice(*self.columns)] if values.ndim > 1 else values
 

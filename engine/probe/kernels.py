@@ -153,11 +153,9 @@ def layers(model: Model, batch: int, device: torch.device) -> Operation:
     """An operation that runs the forward pass, loss and backward pass of a model on this rank alone."""
     meter = Meter(model.layers, 0, device=device)
     alone = Axis("tp", None, meter), Axis("ep", None, meter)
-    with torch.device(device):
-        stage = Stage(
-            ParameterFactory(1, *alone), model, range(model.layers), KnobValues.of(Layout(model=model)), meter
-        )
-        tokens = torch.zeros(batch, model.seq_len, dtype=torch.int64)
+    factory = ParameterFactory(1, *alone, device=device)
+    stage = Stage(factory, model, range(model.layers), KnobValues.of(Layout(model=model)), meter)
+    tokens = torch.zeros(batch, model.seq_len, dtype=torch.int64, device=device)
 
     def forward_backward() -> None:
         cross_entropy(stage(tokens), tokens, alone[0]).backward()  # type: ignore[no-untyped-call]

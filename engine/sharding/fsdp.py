@@ -147,6 +147,7 @@ class Shards:
         """Free the gathered units after a forward pass that has no backward pass, such as in validation."""
         for unit in self._units:
             unit.finish_gather()
+            unit.end_forward()
             unit.module.reshard()
             unit.forget_forwards()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from engine.parallel.collectives import AsyncCollective, Axis
 from engine.sharding.compression.reductions import Compression, Running, Segment
@@ -36,8 +37,8 @@ class FsdpUnit:
         self.number = 0
         # Call this before setting the divide factor: otherwise FSDP2 uses PREMUL_SUM, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)
-        module.set_gradient_divide_factor(1.0)
         if axis.size > 1:
+            module.set_gradient_divide_factor(1.0)  # with one rank, FSDP2 would divide each gradient by 1
             module.set_custom_all_gather(AllGather(axis))  # type: ignore[arg-type]
             module.set_custom_reduce_scatter(ReduceScatter(axis, self._keep_reduce_scatter))  # type: ignore[arg-type]
         module.set_all_reduce_hook(self._on_reduce_scattered)
@@ -71,6 +72,16 @@ class FsdpUnit:
         does not run the multi-token prediction modules."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
+
+    def end_forward(self) -> None:
+        """End a forward pass in which not all modules of the unit ran. For example, validation does not run the experts
+        of the multi-token prediction modules. Torch 2.11 does not end such a pass: it would not free the unit, and the
+        next forward pass would use the outdated weights."""
+        state = self.module._get_fsdp_state()
+        state._modules_to_run_forward.clear()
+        state._training_state = TrainingState.IDLE
+        for group in param_groups(self.module):
+            group._training_state = TrainingState.IDLE
 
     def forget_forwards(self) -> None:
         """Clear FSDP2's record of the forward passes since the last backward pass. FSDP2 uses this record to prefetch

@@ -73,6 +73,11 @@ class MeteredStage(PipelineStage):
             self._shards.accumulate()
         self._meter.set_operation(WAITING)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """The messages that open the connections to the neighbours. Torch 2.11 also sends one from a stage to the next
+        stage on the same rank, which gloo cannot do."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
 

@@ -46,9 +46,12 @@ def test_sums_in_bf16_are_refused(world: World, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_divided_gradients_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = FSDPModule.set_gradient_divide_factor
-    monkeypatch.setattr(FSDPModule, "set_gradient_divide_factor", lambda module, _: right(module, 2.0))
-    with pytest.raises(RuntimeError, match=r"a gradient is 64\.5 instead of 258"):
+    monkeypatch.setattr(
+        FSDPModule,
+        "set_force_sum_reduction_for_comms",
+        lambda module, _: module.set_gradient_divide_factor(2.0),
+    )
+    with pytest.raises(RuntimeError, match=r"a gradient is 129 instead of 258"):
         probe(world, "fp32")
 
 

@@ -55,7 +55,7 @@ def test_a_parameter_of_one_block_has_the_values_of_earlier_versions() -> None:
 
 
 def test_the_default_device_does_not_matter() -> None:
-    """`engine probe` creates its model with the GPU as the default device."""
+    """A program that uses the engine as a library may have called `torch.set_default_device`."""
     filled = torch.empty(SHAPE)
     with torch.device("meta"):
         Normal("q", SHAPE, 0.02, 1).fill(filled, 0)

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cli.main import main
+from engine.metering.clocks import CLOCKS
 from engine.planner.hardware.description import (
     Device,
     Efficiency,
@@ -20,7 +22,7 @@ from engine.planner.hardware.description import (
 from engine.planner.hardware.table import load
 from engine.planner.timing.collectives import choose
 from engine.planner.timing.measured import share_of_cores
-from engine.probe.kernels import rate_and_half
+from engine.probe.kernels import TINY, layers, rate_and_half
 from engine.probe.line import fit
 from engine.probe.toml import to_toml
 from tests.unit.engine.config.test_layout import DEMO
@@ -28,6 +30,12 @@ from tests.unit.engine.config.test_layout import DEMO
 SIZES = [2**n for n in range(10, 24, 2)]
 latencies = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-12, 1e-8)
+
+
+def test_the_layers_of_the_probe_are_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta tensors, as on a GPU, an operation on tensors of different devices raises an error."""
+    monkeypatch.setitem(CLOCKS, "meta", CLOCKS["cpu"])
+    layers(TINY, 1, torch.device("meta"))
 
 
 @given(latencies, slopes)

@@ -9,6 +9,9 @@ from agents.state.run_state import RunState
 # Shares of the memory in use above which the alert is raised, and below which it ends.
 FULL, FULL_RELEASE = 0.95, 0.92
 SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow down the device and can be fixed
+# A busy GPU reports this reason even if its clock is only 1 % lower. So this reason counts only if the clock is below
+# this share of the highest clock that the rank has reported.
+POWER_CAP, SLOWED = "power cap", 0.95
 
 
 def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
@@ -94,16 +97,23 @@ class Throttle:
 
     def __init__(self) -> None:
         self._seen: dict[int, Vitals] = {}
+        self._highest: dict[int, int] = {}  # rank -> highest SM clock so far, in MHz
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         if not _has_new(self._seen, state.vitals):
             return None
         slowed: dict[str, list[int]] = {}
         for rank, vitals in state.vitals.items():
-            for reason in vitals.throttle or []:
-                if rank not in state.gone and any(word in reason for word in SLOWING_REASONS):
+            self._highest[rank] = max(self._highest.get(rank, 0), vitals.sm_mhz or 0)
+            for reason in vitals.throttle or [] if rank not in state.gone else []:
+                if self._slows(reason, rank, vitals.sm_mhz):
                     slowed.setdefault(reason, []).append(rank)
         return [self._finding(state, reason, sorted(ranks)) for reason, ranks in slowed.items()]
+
+    def _slows(self, reason: str, rank: int, sm_mhz: int | None) -> bool:
+        if reason == POWER_CAP:
+            return sm_mhz is None or sm_mhz < SLOWED * self._highest[rank]
+        return any(word in reason for word in SLOWING_REASONS)
 
     def _finding(self, state: RunState, reason: str, ranks: list[int]) -> Finding:
         first = state.vitals[ranks[0]]

@@ -137,6 +137,21 @@ def test_missing_data_is_not_a_finding() -> None:
     assert Memory().check(state, 0.0) == Throttle().check(state, 0.0) == []
 
 
+def test_a_power_cap_that_hardly_lowers_the_clock_is_no_alert() -> None:
+    """A healthy GPU under load reports a power cap with clocks of 1965 MHz, and of 1980 MHz without load."""
+    state, throttle = run_of(), Throttle()
+    for sm_mhz, reasons, alerts in (
+        (1980, [], 0),
+        (1965, ["power cap"], 0),
+        (1700, ["power cap"], 1),
+        (None, ["power cap"], 1),
+        (1965, ["power cap", "thermal"], 1),
+    ):
+        state.apply(Vitals(0, 7, sm_mhz=sm_mhz, throttle=reasons))
+        found = throttle.check(state, 0.0)
+        assert found is not None and len(found) == alerts, sm_mhz
+
+
 def test_devices_throttled_by_one_reason_are_one_alert() -> None:
     state = run_of()
     for rank in (2, 5):

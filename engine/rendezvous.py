@@ -1,7 +1,8 @@
 """The context of a rank in a run: its rank number, the store that all ranks share, the stop flag and the last
 operation.
 
-Imports torch only when `RankContext.store` is called, so that the parent of forked ranks does not need torch.
+Imports torch only when a rank opens its store, so that the parent of forked ranks can start the hub before it imports
+torch.
 """
 
 import functools

@@ -104,8 +104,8 @@ class Stall:
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
     """The stalled ranks that the others wait for: the ranks at the earliest step. If all ranks are at the same step,
-    returns the ranks that are not in a collective; if this is true of all ranks or of none, the ranks in the operation
-    that the fewest ranks are in.
+    the ranks that are not in a collective. If all or none of them are in a collective, the ranks in the operation that
+    the fewest ranks are in.
     """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):

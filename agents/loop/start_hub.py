@@ -104,8 +104,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
 
 
 def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
-    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If there is
-    another machine, the hub also listens on TCP if possible."""
+    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If it is not
+    None, the hub also listens on TCP, unless there is no key for ranks or this machine's address is unknown."""
     listen, why = None, ""
     if elsewhere is not None:
         try:

@@ -29,7 +29,8 @@ class Held(NamedTuple):
 
 
 def held_facts(experts_by_layer: Mapping[int, Iterable[int]]) -> dict[str, Value]:
-    """The facts of a rank that holds these experts; empty if the facts would be too long."""
+    """The facts that list the experts of a rank; empty if the rank holds none, or if the list needs more than
+    `MOST_FACTS` facts."""
     layers: dict[tuple[int, ...], list[int]] = {}
     for layer, experts in experts_by_layer.items():
         layers.setdefault(tuple(sorted(experts)), []).append(layer)

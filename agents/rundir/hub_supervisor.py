@@ -186,8 +186,10 @@ def hub_of(
     """Yield a `Reach`, by which ranks of this machine connect to the hub, and the hub's supervisor. If `hub` is "auto",
     this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
-    The hub's sockets are in the directory `sockets`, which is not removed at the end, or else in a new directory, which
-    is. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live hub.
+    The hub's sockets are in the directory `sockets` or, if it is None, in a new directory. When the hub ends, it
+    removes its sockets, and the directory if it is empty; if the hub was killed, this process removes them, but only
+    from a new directory. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live
+    hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None

@@ -49,8 +49,8 @@ class Shown:
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
-        """The statistics of a layer's expert load at this step, such as the load of its hottest expert: the lowest and
-        the highest value of each."""
+        """The lowest and the highest value of each statistic of a layer's expert load, such as the load of its hottest
+        expert, in the frame of `history.figures` at the last step shown; None if there are no values."""
         frames = self.history.figures
         at = frames.find(self.frame.last)
         low, high = frames.row(frames[at], layer) if at is not None else ((), ())
@@ -67,8 +67,8 @@ class Shown:
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """Since when each expert that is dead or hot in the newest sample has been so. This is the newest sample even
-        if `frame` is an older one."""
+        """The current streak of each expert that is dead or hot in the newest sample. This is the newest sample even if
+        `frame` is an older one."""
         return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:

@@ -318,7 +318,7 @@ class Store:
 
     @property
     def not_lost(self) -> list[int]:
-        """Ranks that have joined and were not lost; a rank that left cleanly keeps its last record."""
+        """Ranks that have joined and were not lost, including those that left cleanly."""
         gone = self.state.gone
         if not gone:
             return list(self.state.hellos)

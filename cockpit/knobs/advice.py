@@ -1,5 +1,6 @@
-"""Candidates for advice: legal changes of one knob with their previews, and changes that a trial has shown to be no
-faster. This module also formats a ranked change for `cockpit advise` and the plan screen."""
+"""The input of the planner's advice: legal changes of one knob with their previews, and the changes to leave out,
+because a trial did not show that they make steps faster. This module also formats a ranked change for `cockpit advise`
+and the plan screen."""
 
 from collections.abc import Iterable, Mapping
 

@@ -126,8 +126,8 @@ def reason(ranked: Ranked, bottleneck: str) -> str:
 
 
 def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
-    """Why the autopilot tries no further change. `undecided`: changes whose predicted interval includes a gain of
-    `gain` percent, but also slower steps."""
+    """Why the autopilot tries no further change. `undecided`: changes whose likely gain is at least `gain` percent,
+    but that may also make steps slower or have no effect."""
     why = f"no change within the bounds is predicted to gain {gain:g} %"
     if undecided:
         each = ", ".join(f"{one.candidate.words} (step time {interval_text(one)})" for one in undecided)

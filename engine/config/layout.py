@@ -81,8 +81,8 @@ class Layout(Struct, frozen=True, kw_only=True):
         return has_copy and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of the sections [model], [grid] and [data], the schedule's name, run.seed and train.global_batch. Not
-        included are all other keys, such as train.steps and the initial values of knobs, and data.prefetch. Keys in
+        """Digest of the sections [model], [grid] and [data] (without data.prefetch), the schedule's name, run.seed and
+        train.global_batch. All other keys, such as train.steps and the initial values of knobs, are left out. Keys in
         ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
         """
         data = _without_unset(self.data)

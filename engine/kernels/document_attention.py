@@ -35,7 +35,7 @@ class Positions:
     window: int | None = None
 
     def first_keys(self) -> Tensor:
-        """For each query, the first position that it attends to, [B, Q], in ascending order."""
+        """The first position that each query attends to, [B, Q]; never decreases from one query to the next."""
         if self.window is None:
             return self.starts
         return torch.maximum(self.starts, self.queries - (self.window - 1))

@@ -111,7 +111,7 @@ class Dispatch:
 @dataclass(frozen=True)
 class Sent:
     """Rows that are being sent to their experts. `first`: the all-to-all of the first hop, which is already running;
-    None without hops."""
+    None with ep = 1, which needs no hop."""
 
     rows: Tensor
     first: OverlappedAllToAll | None

@@ -1,7 +1,8 @@
 """Splits a rank's idle time in the pipeline by cause, from the measured times of all ranks of the pipeline.
 
-A rank is idle whenever it runs no action, from the start of the step's pipeline to the end of the last action on any of
-its ranks. This interval, the window, is the same for all ranks of the pipeline. Three causes add up to the idle time:
+A rank's idle time in a step is the time in which it runs no action, between the start of the pipeline and the end of
+the last action on any rank of the pipeline. This interval is the same for all ranks of the pipeline. Three causes add
+up to the idle time:
 
 - *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
 - *wait*: the additional time in which the rank waits for other stages, during sends and receives or after its last

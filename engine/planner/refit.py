@@ -41,8 +41,8 @@ class Parts(NamedTuple):
 
     @property
     def row(self) -> tuple[float, float, float]:
-        """What the factors a, b and o of the fit are multiplied by in the time of the step: seconds of computation,
-        seconds of communication, and 1."""
+        """The step time's row in the matrix of the fit: seconds of computation (column a), seconds of communication
+        (column b), and 1 (column o)."""
         compute = self.stretch * self.compute + self.outside_compute
         exchange = self.stretch * self.exchange + self.sends + self.outside_exchange
         return compute, exchange, 1.0

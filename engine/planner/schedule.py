@@ -219,8 +219,8 @@ class ScheduleClock:
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [actions
-        of the rank, simulations]. Each simulation, such as that of one pipeline of a run, is independent; all of them
-        are computed together."""
+        of the rank, simulations]. One call runs several independent simulations, such as one for each pipeline of a
+        run."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]
@@ -248,8 +248,8 @@ class ScheduleClock:
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
         """All actions, sorted so that each action comes after the actions whose outputs it needs. Each entry is (rank,
-        position in the rank's `acts`, `need`). If the action needs an output from another rank, `need` is the index, in
-        the returned list, of the last action of the turn that sends this output; else -1."""
+        position in the rank's `acts`, `need`). If the action receives an input from another rank, `need` is the index,
+        in the returned list, of the action after which that rank sends the input; else -1."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]
@@ -281,6 +281,6 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """The key under which an action on another rank finds when its input is sent. I and B send the same input gradient,
-    so both use B as the kind in the key."""
+    """The key of an action's output in `sent`. I and B send the same input gradient, so both use B as the kind in the
+    key."""
     return act._replace(kind="B") if act.kind == "I" else act

@@ -39,7 +39,7 @@ class WhatIf:
 
     @property
     def capacity(self) -> float | None:
-        """Memory of a device in bytes, or None without hardware."""
+        """Memory of a device in bytes; None if no hardware is given."""
         return self.hardware.device.memory_bytes if self.hardware else None
 
     @property

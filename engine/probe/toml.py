@@ -41,5 +41,5 @@ def _is_section(value: object) -> bool:
 
 
 def _value(value: Any) -> str:
-    """A value in JSON syntax. TOML uses the same syntax for strings and numbers, except that DEL must be escaped."""
+    """A value in JSON syntax, which is also valid TOML for strings and numbers if DEL is escaped."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

@@ -2,10 +2,10 @@
 
 python -m tests.bench [NAME ...] [OPTION ...]
 
-Without names, all benchmarks run. With `--quick`, the benchmarks plan, scale, screens, simulate and hour are shorter.
-With `--memory`, the benchmark scale measures only the hub's memory; with `--relays`, only ranks that are connected
-through relays. With `--pairs`, the benchmark plan also lists the pairs of layouts that are predicted in the wrong
-order.
+Without names, all benchmarks run. With `--quick`, the benchmarks `plan`, `scale`, `screens`, `simulate` and `hour` are
+shorter. With `--memory`, the benchmark `scale` measures only the hub's memory; with `--relays`, it measures only ranks
+that are connected through relays. With `--pairs`, the benchmark `plan` also lists the pairs of layouts that are
+predicted in the wrong order.
 """
 
 import sys

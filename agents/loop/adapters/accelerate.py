@@ -52,7 +52,7 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
 
 
 class _Watched:
-    """One accelerator, connected to a hub: wraps the methods that its training loop calls."""
+    """One `Accelerator`, connected to a hub: wraps the methods that the training loop calls."""
 
     def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
         self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save

@@ -22,7 +22,7 @@ class Sensors:
 
     `device`: the UUID of the rank's GPU, or its CUDA index in this process; None without a GPU. `host`: whether this
     rank reports the CPU and memory use of its machine; one rank per machine does so. `process`: whether this process
-    trains; False if it forwards the records of another process, so that its own CPU time and stacks are meaningless.
+    trains; if False, it forwards the records of another process, and its own CPU time and stacks are not reported.
     """
 
     device: str | int | None = None

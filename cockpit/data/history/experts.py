@@ -96,8 +96,8 @@ class ExpertHistory:
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
 
     def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
-        """The streaks that include frame `at`, by layer and expert: of experts that are dead, or hot, in all records of
-        the frame."""
+        """The streaks that include frame `at`, by layer and expert. An expert has a streak if it is dead in all records
+        of the frame, or hot in all of them."""
         found = {}
         for layer in self.loads.layers if at >= 0 else ():
             low, high = self.loads.row(self.loads[at], layer)

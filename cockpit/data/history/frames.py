@@ -135,7 +135,8 @@ class Frames:
         return sorted(self._places)
 
     def place(self, layer: int, number: int) -> int | None:
-        """The index of value `number` of a layer in the arrays of a frame; None if the layer has no such value."""
+        """The index, in the arrays of a frame, of the value that has the index `number` in its layer; None if the layer
+        has no such value."""
         place = self._places.get(layer)
         return place[number] if place is not None and 0 <= number < len(place) else None
 

@@ -34,8 +34,8 @@ RECENT = 4  # cached steps whose records are still arriving
 
 @dataclass(frozen=True)
 class Growth:
-    """One time of a step, such as forward or waiting, in the compared step and in the usual step, on the stage where
-    this time grew most."""
+    """One quantity of a step, such as the forward or the waiting time, in the compared step and in the usual step, on
+    the stage where this quantity grew most."""
 
     quantity: str
     stage: int
@@ -51,8 +51,9 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step: medians over `steps` kept steps. `values`: for each time (such as forward) and stage, the median
-    over the ranks of the stage and the maximum over these ranks, each as its median over the steps."""
+    """The usual step: medians over `steps` kept steps. `values`: for each quantity (such as the forward time) and
+    stage, the median over the ranks of the stage and the maximum over these ranks, each as its median over the
+    steps."""
 
     steps: int
     step_ms: float
@@ -76,8 +77,9 @@ class Comparison:
 
 
 def phases_at(store: Store, step: int | None) -> StepPhases | None:
-    """The times of a step by stage: for each stage and time, the median and the highest value over the stage's ranks.
-    For a step that has just been reported, these times are computed from the records of the ranks."""
+    """For each stage, and for each of the times of a step (such as forward or waiting), the median and the highest
+    value over the stage's ranks. For a step that has just been reported, these times are computed from the records of
+    the ranks."""
     kept = store.phases.get(step)
     if kept or step is None:
         return kept

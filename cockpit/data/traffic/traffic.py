@@ -203,7 +203,7 @@ class Group(NamedTuple):
 
 def groups(store: Store) -> dict[str, Group]:
     """For each axis, the size of its largest group and the maximum number of hosts that a group spans. The ep axis is
-    not a dimension of the grid of its own, so `_rows_of_ep` finds its groups."""
+    not a separate dimension of the grid, so `_rows_of_ep` finds its groups."""
     return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
 
 

@@ -2,11 +2,11 @@
 x bytes.
 
 A sample is one step: the bytes that a rank sends over the axis, and the time that it spends in the axis's collectives,
-both as means over ranks. An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of
-one micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta only if the
-bytes differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The uncertainty
-is a jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is correlated. The 90
-% interval of a fitted value is wide if only few steps determine the value.
+both as means over ranks. Over most axes, ranks exchange data in each micro-batch, so alpha is the time to start the
+collectives of one micro-batch. Alpha can be fitted only if the number of micro-batches differs between steps, and beta
+only if the bytes differ. The rest is the time that neither of these terms explains, mainly waiting for other ranks. The
+uncertainty is a jackknife estimate over blocks of consecutive steps, because the noise of neighbouring steps is
+correlated. The 90 % interval of a fitted value is wide if only few steps determine the value.
 """
 
 import math

@@ -90,8 +90,8 @@ class ExportedRun:
         self._skipped = skipped
 
     def note(self, spans: Sequence[Span], now_s: float) -> None:
-        """Store the number of the newest step in `spans`, and report start-up, checkpoints and the end of training as
-        events."""
+        """Keep the number of the newest step that `spans` contains, and report start-up, checkpoints and the end of
+        training as events."""
         self._heard_s = now_s
         for span in spans:
             if span.name == STEP_SPAN:

@@ -47,9 +47,9 @@ class Worker:
     def ask(
         self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
     ) -> Answer | None:
-        """The result of `compute`, which is stored under `key`; None until it has been computed once. `version`: the
-        version of the data that `compute` reads. While the result for a new version is being computed, that for an
-        older version is returned, with `fresh` false. `later`: run `compute` only when no other computations are
+        """Return the stored result for `key`, or None if there is none yet. `version`: the version of the data that
+        `compute` reads. If there is no result for this version, queue `compute` for the thread, and return the result
+        for an older version, if any, with `fresh` false. `later`: run `compute` only when no other computations are
         queued.
         """
         with self._lock:

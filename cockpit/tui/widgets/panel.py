@@ -137,8 +137,8 @@ class Panel(Widget, can_focus=True):
         return bool(self._strips)
 
     def shows(self, store: Store) -> bool:
-        """Whether the panel has been drawn from `store` since the first update; until then, it is drawn from an empty
-        store.
+        """Whether the panel has been drawn, and its last update came from `store`. Before the first update, a panel has
+        an empty store of its own.
         """
         return self._store is store and self.drawn
 

@@ -76,8 +76,9 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave this tensor out of the export. True for an expert-selection bias if the architecture has no such
-    bias. Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
+    """Whether to leave this tensor out of the export: True for the engine's expert-selection bias if the Hugging Face
+    architecture has no such bias. Raises RefusedError if the bias is not 0, because the exported model would then
+    choose other experts.
     """
     name = f"model.{entry.ours}"
     if entry.copy or not entry.optional or name not in index:

@@ -113,8 +113,8 @@ class ScheduleEffect:
         """Predict the interval of the step time after the change. At one end of the interval, action times are assumed
         to be proportional to the size of the micro-batches; at the other end, they are assumed not to depend on this
         size. If the run has measured action times for micro-batches of the new size, the interval is extended to
-        include the step time simulated with those times. `noise_ms` is the standard error of the difference between two
-        measurements: the mean step time before the change, and one after the change."""
+        include the step time simulated with those times. `noise_ms` is the standard error of the difference between the
+        mean step time before the change and a mean step time measured after it."""
         if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches

@@ -242,8 +242,8 @@ class Supervisor:
                 rank.kill(signal.SIGKILL)
 
     def _end_other_ranks(self) -> None:
-        """Send SIGTERM to the ranks that are still running after a failure, let rank 0 exit, and wait up to
-        `TERM_S`."""
+        """Send SIGTERM to the ranks that are still running after a failure, allow rank 0 to exit although other ranks
+        may still use its store, and wait up to `TERM_S` seconds."""
         if self._working:
             for rank in self._living:
                 rank.outcome.ended_by_us = True

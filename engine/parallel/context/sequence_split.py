@@ -39,8 +39,7 @@ def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> T
 class SequenceSlices:
     """Computes router statistics over all ranks that share a sequence, without gradients.
 
-    `axis` is the axis of these cp x tp ranks, in an order in which tp varies fastest; it also counts the bytes of the
-    gathers.
+    `axis` contains these cp x tp ranks, in an order in which tp varies fastest; it runs and meters the gathers.
     """
 
     def __init__(self, axis: Axis, cp: int = 1):
@@ -52,9 +51,10 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count, over the whole sequence, the tokens routed to each expert. `chosen_BSE` is 1 where the router chose
-        the expert for the token, else 0. Returns two counts: [B, S, E], how many tokens before each token are routed to
-        the expert, and [B, E], how many tokens of the sequence are routed to it.
+        """Count the tokens of the whole sequence that are routed to each expert, before each token and in total.
+        `chosen_BSE` is 1 where the router chose the expert for the token, else 0. Returns two counts: [B, S, E], how
+        many tokens before each token are routed to the expert, and [B, E], how many tokens of the sequence are routed
+        to it.
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = _counts(parts)

@@ -140,8 +140,8 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
     """The storages that attention saves in addition if it is limited to a window of W keys. For each block of W queries
-    after the first, attention saves copies of the queries and of two blocks of keys and values. The outputs of the
-    first block and of the later blocks are also saved before they are concatenated."""
+    after the first, attention saves copies of the queries and of two blocks of keys and values. The two kernel calls,
+    for the first block and for the later blocks, also save their outputs, which are then copied into one tensor."""
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
     return [

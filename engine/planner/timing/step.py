@@ -170,9 +170,9 @@ class Step:
     def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
         """Seconds of a forward or a backward pass, whose blocks (embedding, layers, head) run one after another. The
         host launches kernels without waiting for the device, and a kernel starts when the host has launched it and the
-        kernel before it has ended. So a block ends when the device has run it or when the host has launched it,
-        whichever is later (a smooth maximum). Between two kernels, the device also pauses for a fraction (`PAUSE`) of
-        the launch time."""
+        kernel before it has ended. So a block ends at the later of two times (a smooth maximum): the end of the block
+        before it plus the device time of this block, and the time at which the host has launched this block. Between
+        two kernels, the device also pauses for a fraction (`PAUSE`) of the launch time."""
         launched = end = 0.0
         for block in blocks:
             host = sum(part.launches for part in block) * self.hardware.efficiency.operation

@@ -6,7 +6,7 @@ appendix B). Matmuls, the router and attention are counted; norms, biases and th
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
 figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
-With `causal=False`, the functions in this module count all keys too.
+With `causal=False`, the functions in this module do the same.
 """
 
 from engine.config import sizes

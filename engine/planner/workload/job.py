@@ -35,9 +35,9 @@ class Job:
     `master`: fp32 master weights are kept in addition to the weights that the matmuls use. `framework`: the framework
     whose sharding and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention),
     matmuls add to the weight gradients directly, and the loss has fused kernels; otherwise separate kernels pass these
-    values through device memory, as in Megatron-LM before 2023. `gradients`: precision of the summed
-    gradients on a rank in mixed-precision training. `recomputed`: cheap parts of a layer that the backward pass
-    recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
+    values through device memory, as in Megatron-LM before 2023. `gradients`: precision in which a rank accumulates
+    gradients over micro-batches in mixed-precision training. `recomputed`: cheap parts of a layer that the backward
+    pass recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to another node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer

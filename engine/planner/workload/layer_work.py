@@ -93,8 +93,8 @@ class Operations:
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:
-        """Gather the slices of each sequence over tp. Without sequence parallelism there are no slices to gather, and
-        only the gradient of the input is summed over tp (f and g in the Megatron-LM paper)."""
+        """Gather the slices of each sequence over tp. Without sequence parallelism there are no slices to gather, so
+        only the backward pass communicates: it sums the gradient of the input over tp (f in the Megatron-LM paper)."""
         self._tp("all_gather" if self.job.sequence_parallel else None, width, behind)
 
     def scatter(self, width: float, behind: Gemm | None = None) -> None:

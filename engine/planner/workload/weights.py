@@ -198,8 +198,8 @@ def _mlp(part: Part, hidden: int, D: int, gated: bool, bias: bool) -> list[Weigh
 
 
 def _experts(mlp: Experts, D: int) -> list[Weight]:
-    """The input of the router is the residual stream. With `latent`, the routed experts read a projection of the
-    residual stream, and a second projection maps their output back."""
+    """The router always reads vectors of width D. With `latent`, the routed experts read a projection of the residual
+    stream, and a second projection maps their output back."""
     width = mlp.latent or D
     weights = [Weight("router", "router", (mlp.experts, D), "whole")]
     weights += [

@@ -48,8 +48,8 @@ def memory_mib(pid: int) -> float:
 
 
 class Head(msgspec.Struct, array_like=True):
-    """The fields of a step record up to the step time, in whose place the simulated ranks put the send time. This
-    benchmark decodes no other fields."""
+    """The fields of a step record up to the step time; the simulated ranks put the send time into the field of the step
+    time. This benchmark decodes no other fields."""
 
     kind: str
     rank: int

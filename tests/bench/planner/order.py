@@ -83,9 +83,9 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """Limits on the log errors of pairs, calibrated so that the fraction `held` of the errors is within the limit. Key
-    True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all other
-    pairs. A limit is infinite if `pairs` has no pairs to which it applies."""
+    """Limits on the errors of pairs (`Pair.error`), calibrated so that the fraction `held` of the errors is within the
+    limit. Key True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all
+    other pairs. A limit is infinite if `pairs` has no pairs to which it applies."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]

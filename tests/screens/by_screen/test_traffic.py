@@ -178,8 +178,8 @@ async def test_a_step_that_is_not_kept_is_reported(make_cockpit: MakeCockpit) ->
 async def test_the_fit_is_shown_beside_the_link_and_the_planner(
     make_cockpit: MakeCockpit, tmp_path: Path
 ) -> None:
-    """If ranks share cores, the planner predicts no times, and the panel says that the run's times are not those of a
-    cluster."""
+    """If ranks share cores, the panel shows no predicted exposed time, and says that the run's times are not those of
+    a cluster."""
     cockpit = make_cockpit(PlannedRun(folder=tmp_path))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "5", "tab", "tab", "z")

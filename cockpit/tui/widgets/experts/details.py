@@ -147,8 +147,8 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """The points of a line through an expert's loads. If old samples are merged, the line goes through the highest load
-    of each merged sample, and a second line goes through the lowest."""
+    """The points of the line that shows an expert's load by step. If old samples are merged, the line goes through the
+    highest load of each merged sample, and a second line goes through the lowest."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

@@ -85,8 +85,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
     """The columns of load statistics beside the map: the longest prefix of `FEWEST` that leaves room for one cell for
-    each of the `count` experts. If `width` is too small for one cell per expert even without columns, experts share
-    cells; the result is then all columns of `FEWEST`, only the first, or none, depending on `width`."""
+    each of the `count` experts. If one cell per expert does not fit even without these columns, experts share cells,
+    and `width` alone decides whether the result is all of `FEWEST`, only its first column, or none."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]

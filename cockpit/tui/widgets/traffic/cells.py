@@ -131,7 +131,7 @@ class Drawing:
 
     @cached_property
     def _mean(self) -> float:
-        """The mean of the bytes sent per row, over the rows that sent any."""
+        """The mean of the bytes sent (`Cells.sent`) over the rows whose ranks or nodes sent anything."""
         busy = [size for size in self.found.sent if size]
         return sum(busy) / len(busy) if busy else 0.0
 

@@ -138,7 +138,7 @@ def test_missing_data_is_not_a_finding() -> None:
 
 
 def test_a_power_cap_that_hardly_lowers_the_clock_is_no_alert() -> None:
-    """A healthy GPU under load reports a power cap with clocks of 1965 MHz, and of 1980 MHz without load."""
+    """A healthy GPU runs at 1980 MHz without load; under load it reports a power cap, and runs at 1965 MHz."""
     state, throttle = run_of(), Throttle()
     for sm_mhz, reasons, alerts in (
         (1980, [], 0),

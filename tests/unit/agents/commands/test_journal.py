@@ -1,5 +1,5 @@
-"""The journal, in which a hub stores the commands of a run: its file cannot be opened, is removed or damaged, or was
-written by an earlier release."""
+"""Tests the journal, in which a hub stores the commands of a run, with a file that cannot be opened, is removed or
+damaged, or was written by an earlier release."""
 
 import shutil
 import sqlite3

@@ -97,7 +97,7 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
 
 def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
     """The number of frames queued for a peer is bounded, even if the peer does not read or has left. A real client
-    limits its queue itself, because it tells the hub how many more frames it can receive (`Credit`).
+    limits this queue: it tells the hub how many more frames it can receive (`Credit`).
     """
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:

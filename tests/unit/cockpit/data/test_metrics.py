@@ -40,7 +40,7 @@ def test_vital_signs_are_offered_if_any_rank_has_them() -> None:
 
 @pytest.mark.parametrize(("ms", "level"), [(21.0, Level.GOOD), (42.0, Level.GOOD), (70.0, Level.WARN)])
 def test_a_phase_is_marked_only_if_it_matters_to_the_step(ms: float, level: Level) -> None:
-    """In steps of 412 ms, a phase of 21 ms that takes twice as long adds at most 5 %, so it is not marked."""
+    """A phase that takes 42 ms instead of 21 ms adds less than 5 % to a step of 430 ms, so it is not marked."""
     store, run = Store(), FakeRun(slow_rank=None, oversubscribed=False)
     store.apply(run.begin())
     for step in range(8):

@@ -307,8 +307,8 @@ def test_recompute_saves_what_c_says_and_more() -> None:
 
 def test_seventy_billion_on_256_devices() -> None:
     """An exercise in source text B has 256 devices of 80 GB and a model of 70B parameters (140 GB in fp16). With TP 2
-    the weights fit. TP 2 x PP 4 leaves 32 replicas, whose state fits only with ZeRO: without ZeRO a device holds 16 N /
-    8 = 140 GB of state, with stage 1 it holds 51 GB."""
+    the weights fit. TP 2 x PP 4 leaves 32 replicas. Weights, gradients and optimizer state take 16 N / 8 = 140 GB of a
+    device without ZeRO, which does not fit, and 38 GB with stage 1."""
     model = models.LLAMA2_70B
     assert ceil(2 * total(model) / (80 * GB)) == 2
     grid = Grid(pp=4, tp=2, dp_shard=32)

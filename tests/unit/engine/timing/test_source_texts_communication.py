@@ -67,9 +67,9 @@ def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
 
 
 def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
-    """Bytes that one micro-batch sends over a stage boundary in both directions. The result is the difference between
-    steps of 33 and of 32 micro-batches, so that the gradients of the tied embedding, which are sent once per step,
-    cancel out."""
+    """Bytes sent over a stage boundary per micro-batch, in both directions. The result is the difference between steps
+    of 33 and of 32 micro-batches, so that the gradients of the tied embedding, which are sent once per step, cancel
+    out."""
     model = models.gpt(stages, hidden, 64, 51200, 2048)
     more, less = (
         traffic(Job(model, 2048, m * micro_batch, micro_batch, Grid(pp=stages)), 0)["pp"] for m in (33, 32)

@@ -161,8 +161,8 @@ def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: floa
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """According to the formula in section 9.5 of source text D, 4 x 2 (t-1)/t x B S H bytes, tensor parallelism sends
-    352 MB for a layer. The document says about 175 MB, which is wrong."""
+    """According to the formula in section 9.5 of source text D, 4 x 2 (t-1)/t x B S H elements of 2 bytes, tensor
+    parallelism sends 352 MB for a layer. The document says about 175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
@@ -194,8 +194,8 @@ def test_data_parallel_all_reduce_of_the_source_texts(
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """According to text D, section 8.4, FSDP sends 3 N bytes and DDP 2 N bytes if weights and gradients have the same
-    dtype and a step has one micro-batch."""
+    """According to section 8.4 of source text D, FSDP sends 3 N bytes and DDP 2 N bytes if weights and gradients have
+    the same dtype and a step has one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)

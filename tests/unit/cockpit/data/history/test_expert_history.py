@@ -1,5 +1,5 @@
-"""The history of the expert load: its size is bounded, it keeps the lowest and the highest loads, and it knows from the
-records received since when an expert has been dead or hot."""
+"""The history of the expert load: its size is bounded, it keeps the lowest and the highest loads, and it finds in the
+received records at which step an expert became dead or hot."""
 
 import math
 

@@ -148,7 +148,7 @@ def test_the_cursor_names_actions_and_gaps(store: Store) -> None:
 
 
 def test_of_two_ranks_each_is_compared_with_the_other() -> None:
-    """The median of two values would be one of them, so that the slow rank would be compared with itself."""
+    """If the higher of two values counted as their median, the slow rank would be compared with itself."""
     store, run = Store(), FakeRun(pp=1, dp=2, tp=1, spike=(80, 1))
     store.apply(run.story(120))
     spread = store.phases.get(80)

@@ -32,7 +32,7 @@ def samples(
 
 def test_intervals_hold_the_true_factors() -> None:
     """In about 90 % of 100 generated runs, the 90 % interval of each fitted factor contains the factor with which the
-    run was generated. The factors are a fixed time, a time per start and a time per byte."""
+    run was generated. The factors are a fixed time, a time per micro-batch and a time per byte."""
     held = {"rest": 0, "alpha": 0, "beta": 0}
     for seed in range(100):
         found = fit(samples(160, True, True, seed))

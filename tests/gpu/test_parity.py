@@ -2,6 +2,8 @@
 CPU, except for rounding."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,13 +32,14 @@ BATCHES = batched("parity on GPUs", list(CASES), list(CASES))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs a parity case on GPUs, if it has not run yet, and returns the folder with its results."""
     module, options = "tests.ranks.parity", ["--device", "cuda"]
     return runner(module, BATCHES, tmp_path_factory.mktemp, timeout_s=280, options=options)
 
 
 @pytest.mark.parametrize("name", marked(list(CASES), BATCHES))
-def test_equals_one_process_on_the_cpu(name: str, run) -> None:  # type: ignore[no-untyped-def]
+def test_equals_one_process_on_the_cpu(name: str, run: Callable[[str], Path]) -> None:
     result = json.loads((run(name) / "result.json").read_text())
     assert_equal_except_for_rounding(CASES[name], result, steps_of(name))
     assert result["dropped"] == result["dropped_in_one_process"] or not CASES[name].fp64

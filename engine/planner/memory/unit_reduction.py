@@ -4,9 +4,8 @@ weights).
 At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward pass.
 
 FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
-buffer, which holds the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead writes
-the divided gradients to a third buffer, and copies the third buffer to the second. From the second micro-batch on, the
-gradients summed over earlier micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
+buffer, which holds the gradients of the rank's shard. From the second micro-batch on, the gradients summed over earlier
+micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
 
 The gradients of a layer's experts are reduced before the backward pass of its attention. The gradients of the layer's
 other weights are reduced at the end of its backward pass.
@@ -26,10 +25,10 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Memory in bytes while the gradients of an FSDP unit are reduced. `buffers`: the two or three buffers for reducing
-    the gradients. `freed`: the part of the unit's gathered weights that has already been freed. `gone`: the saved
-    tensors of the layer that the backward pass has already freed, by category (`saved.Kind`). `working`: recomputed
-    tensors that still exist, and the gradient of the residual stream."""
+    """Memory in bytes while the gradients of an FSDP unit are reduced. `buffers`: the two buffers for reducing the
+    gradients. `freed`: the part of the unit's gathered weights that has already been freed. `gone`: the saved tensors
+    of the layer that the backward pass has already freed, by category (`saved.Kind`). `working`: recomputed tensors
+    that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float
@@ -45,7 +44,7 @@ def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
     held = layer_held(job.model, layer, Shards.of(job))
     experts = held.experts >= held.dense
     unit, ranks = (held.experts, job.efsdp) if experts else (held.dense, job.grid.fsdp)
-    copies = 1 + 1 / ranks + (ranks == 1)
+    copies = 1 + 1 / ranks
     # At stage 2, weights stay gathered for the forward pass of the next micro-batch. Only the last backward pass frees
     # these weights.
     stay = job.zero == 2 and job.micro_batches > 2

@@ -12,7 +12,7 @@ from cockpit.knobs.plan.worker import Answer, Worker
 @dataclass(frozen=True)
 class PlannedAxes:
     """Predictions by axis. `exposed_ms`: exposed time in the step of the slowest rank; empty if ranks share cores,
-    because the planner then predicts no times. `bytes`: bytes that rank 0 sends in a step. `collectives`: number of
+    or if no peak rate of the device is known. `bytes`: bytes that rank 0 sends in a step. `collectives`: number of
     collectives that a rank at pp coordinate 0 starts in a step.
     """
 

@@ -30,7 +30,7 @@ class GridSizes(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """The order in which pipeline stages run."""
+    """The order of the forward and backward passes of a pipeline."""
 
     name: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"],

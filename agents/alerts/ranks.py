@@ -104,8 +104,8 @@ class Stall:
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
     """The stalled ranks that the others wait for: the ranks at the earliest step. If all ranks are at the same step,
-    the ranks that are not in a collective. If all or none of them are in a collective, the ranks in the operation that
-    the fewest ranks are in.
+    the ranks that are not in a collective. If all of them or none are in a collective, the smallest group of ranks
+    that are in the same operation.
     """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):

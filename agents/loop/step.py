@@ -14,8 +14,8 @@ PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """The members of `Loop` that `StepReport` uses. `at` sets the current operation, and `quietly` calls a function
-    whose errors are logged but not raised.
+    """The members of `Loop` that `StepReport` uses. `at()` sets the current operation, and `quietly()` calls a function
+    and suppresses its exceptions.
     """
 
     doing: tuple[int, str, float]

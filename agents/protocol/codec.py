@@ -258,8 +258,8 @@ def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | Non
     """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
     A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, this function raises `why`; if
-    `why` is None, the message becomes `Unknown` instead. The messages inside an `Updates` are decoded with `why` None,
-    so that a client does not refuse the whole frame because of one malformed record; the hub forwards records after
+    `why` is None, the message becomes `Unknown` instead. A malformed message inside an `Updates` always becomes
+    `Unknown`, so that a client does not refuse the whole frame because of one record: the hub forwards records after
     checking only their kind and rank (`skim`).
     """
     found: list[Any] = []

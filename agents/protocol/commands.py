@@ -56,9 +56,9 @@ class Command(Message, frozen=True):
 class Ack(Message, frozen=True):
     """A rank reports the outcome of a command; `digest` is the digest of the rank's knob board after the command.
 
-    Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. The `why`
-    of this ack describes the work in progress, and a second ack reports the outcome. The hub does not wait for the
-    second ack before it sends later commands.
+    Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. The field
+    `why` of this ack describes the work in progress, and a second ack reports the outcome. The hub does not wait for
+    the second ack before it sends later commands.
     """
 
     rank: Rank
@@ -132,7 +132,7 @@ class Decide(Message, frozen=True):
 class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of its state and at intervals in between.
 
-    The ratio is the geometric mean of the step times after the change, divided by their geometric mean before the
+    The ratio is the geometric mean of the step times after the change, divided by that of the step times before the
     change. `low` and `high` are the bounds of the ratio's 95 % confidence interval.
     """
 
@@ -180,7 +180,8 @@ NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown 
 
 class Estimate(Struct, array_like=True, frozen=True):
     """The current value of a quantity (`now`), and its predicted value after the change (`after`). The prediction may
-    have an interval (`low` to `high`); if the interval is wide or contains `now`, only the interval is shown.
+    have an interval (`low` to `high`); only the interval is shown if it is wide, or if it contains the current value
+    and `after` differs from this value.
 
     If `after`, `low` and `high` are None, there is no estimate.
     """
@@ -202,8 +203,8 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def point(self) -> float | None:
-        """`after`; None if the interval is too wide, or if the interval contains `now` although `after` differs from
-        `now`."""
+        """The predicted value (`after`) if it may be shown without its interval, else None. It may not if the interval
+        is too wide, or if it predicts a change although the interval contains the current value (`now`)."""
         if self.after is None or self.interval is None:
             return self.after
         low, high = self.interval

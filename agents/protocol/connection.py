@@ -37,7 +37,8 @@ from agents.protocol.stacks import RankStacks, StackQuery, StacksCollected
 class Welcome(Message, frozen=True):
     """The hub requests a Hello from a rank that it does not know, for example after a restart of the hub.
 
-    A relay forwards this message to `ranks`; an empty list means all ranks of the relay, and the relay itself.
+    A relay forwards this message to `ranks`, or to all ranks on its node if `ranks` is empty. The relay also introduces
+    itself again (`Relay`), at the start of each frame that contains one of the requested hellos.
     """
 
     epoch: Name

@@ -76,9 +76,9 @@ def records_before(
     most_bytes: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Update]:
-    """The updates of the given kinds up to update `seq` of the hub process `epoch`, oldest first. The updates start
-    around step `after`, or later if the rows since that step exceed `most_bytes` of compressed data. `cancelled` is
-    called for each row; if it returns true, no more updates follow.
+    """The updates of the given kinds up to update `seq` of the hub process `epoch`, oldest first. They go back to about
+    step number `after`, or less far if the compressed rows would exceed `most_bytes`. `cancelled` is called for each
+    row; if it returns true, no more updates follow.
     """
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch and one.seq <= seq), default=0)

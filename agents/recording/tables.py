@@ -1,8 +1,8 @@
 """Reads the tables of a recording and detects damage that SQLite does not report.
 
 SQLite has no checksums, so each row stores a checksum of its columns, and zlib stores a checksum in each blob. A
-flipped bit in a page can also make whole rows unreadable. A page belongs either to a table or to the table's index, so
-the reader finds lost rows by comparing the two.
+flipped bit in a page can also make whole rows unreadable. A damaged page belongs either to a table or to the table's
+index, never to both, so the reader finds lost rows by comparing the two.
 """
 
 import contextlib

@@ -36,7 +36,8 @@ def check_ordinary(*paths: Path) -> None:
 
 
 def read_ordinary(path: Path, most: int, links: bool = True) -> bytes:
-    """Read the whole file; raises OSError if it has more than `most` bytes or is not a regular file."""
+    """Read the whole file. `most`: maximum size in bytes. Raises OSError if the file is larger or is not a regular
+    file."""
     with open_ordinary(path, links) as file:
         size = os.fstat(file.fileno()).st_size
         content = bytearray()

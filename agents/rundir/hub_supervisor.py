@@ -187,9 +187,9 @@ def hub_of(
     this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
     The hub's sockets are in the directory `sockets` or, if it is None, in a new directory. When the hub ends, it
-    removes its sockets, and the directory if it is empty; if the hub was killed, this process removes them, but only
-    from a new directory. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer to a live
-    hub.
+    removes its sockets, and the directory if it is empty. If `sockets` is None, this process removes what a killed hub
+    has left in the new directory. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer
+    to a live hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -254,8 +254,8 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks on other machines. Without `listen`, the address is the one from
-    which this machine connects to the host `towards`.
+    """The TCP address on which a hub listens for ranks on other machines. Without `listen`, it has the local IP address
+    from which this machine would connect to the host `towards`.
 
     Raises RunError if there is no key with the role `rank`, or if `listen` is not given and this machine's address
     cannot be determined.

@@ -61,6 +61,6 @@ class Hellos(dict[int, Hello]):
 
 
 def _equal(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two sets of facts with the same order of keys are equal in values and types. The types matter because
-    True == 1, but the two are shown differently."""
+    """Whether two sets of facts, whose keys must be in the same order, are equal in values and types. The types matter
+    because True == 1, but the two are shown differently."""
     return one == other and [*map(type, one.values())] == [*map(type, other.values())]

@@ -125,7 +125,8 @@ class Curve:
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
         """`part` contains values of one metric. Insert those that are older than this curve's oldest value of that
-        metric. If this curve has no value of the metric, insert the values of steps before `before`.
+        metric. If this curve has no value of the metric, insert those of all steps less than `before` (None: of all
+        steps).
         """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before

@@ -203,8 +203,8 @@ class RunState:
         self._put_in_front(past.events[-room:] if room else [])
 
     def _put_in_front(self, events: list[Event]) -> None:
-        """Insert the events of an earlier hub process before all other events. Commands and trials that so far preceded
-        all events, such as those from the journal, are placed among the inserted events by time.
+        """Insert the events of an earlier hub process before all other events. Commands and trials that the log lists
+        before its first event, such as those from the journal, are sorted by time into the inserted events.
         """
         between = 0
         for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):

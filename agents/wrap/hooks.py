@@ -60,7 +60,8 @@ class Hooks:
         self._remove.append(restore)
 
     def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        """Call `before` before and `after` after each step of every optimizer, with the optimizer as the argument."""
+        """Install two hooks on every optimizer: `before` runs before each step, and `after` runs after it. The argument
+        of both is the optimizer."""
         from torch.compiler import is_compiling
         from torch.optim import optimizer
 

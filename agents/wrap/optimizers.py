@@ -70,7 +70,7 @@ class LearningRateScale:
         self._own: list[tuple[Any, Any, Any]] = []  # group, the program's rate, the rate in force
 
     def apply(self, optimizer: Any) -> None:
-        """Multiply the learning rates of an optimizer that is about to step by the factor."""
+        """Multiply the optimizer's learning rates by `scale`; called before the optimizer's step."""
         self.restore()  # if the last step raised an exception
         if self.scale == 1.0:
             return

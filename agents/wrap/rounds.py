@@ -1,7 +1,7 @@
-"""Rounds of a wrapped program with several ranks. In a round, which takes place every few steps, each rank sends rank 0
-a report of its steps and its vote on the pending knob change, and rank 0 returns a decision: the votes of all ranks,
-the next change to vote on, and the step of the round after next. A change takes effect on all ranks after the same
-step, or on no rank.
+"""The ranks of a wrapped program exchange data in rounds, one every few steps. In a round, each rank sends rank 0 a
+report of its steps and its vote on the pending knob change, and rank 0 returns a decision: the votes of all ranks, the
+next change to vote on, and the step of the round after next. A change takes effect on all ranks after the same step, or
+on no rank.
 
 All ranks take part in a round after the same step, and by then have the decision of the previous round. The ranks
 therefore agree on the step of the next round, on the steps to report, and on the change to apply. A separate thread

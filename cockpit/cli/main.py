@@ -64,8 +64,8 @@ def _call(words: list[str]) -> int:
 
 
 def _tunnel(options: Options) -> AbstractContextManager[None]:
-    """Context manager of the command: if the run is given as an ``ssh://`` URL, a tunnel to the run's machine, which is
-    open while the command runs; otherwise it does nothing."""
+    """Context manager in which the command runs. If the run is given as an ``ssh://`` URL, it keeps a tunnel to the
+    run's machine open; otherwise it does nothing."""
     if not is_ssh(options.run):
         return nullcontext()
     from cockpit.cli.ssh.tunnel import tunnel_to

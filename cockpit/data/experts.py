@@ -62,13 +62,13 @@ class Shown:
         return (low[cell[1]], high[cell[1]]) if 0 <= cell[1] < len(low) else None
 
     def rank(self, cell: Cell) -> tuple[int, int]:
-        """The position of an expert by load in its layer (1 is the hottest), and the number of experts."""
+        """The expert's rank by load within its layer (1: the highest load), and the layer's number of experts."""
         _, high = self.row(cell[0])
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """The current streak of each expert that is dead or hot in the newest sample. This is the newest sample even if
-        `frame` is an older one."""
+        """For each expert that is dead or hot in the newest sample, the consecutive samples in which it has been dead
+        or hot. This is the newest sample even if `frame` is an older one."""
         return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:

@@ -91,7 +91,7 @@ class NamedMarks:
         return len(self._marks)
 
     def free_name(self) -> str:
-        """The first letter that is not the name of a mark, proposed for the next mark."""
+        """The first letter of the alphabet that no mark has as its name, proposed for the next mark."""
         return next((one for one in "abcdefghijklmnopqrstuvwxyz" if one not in self._marks), "")
 
     def _read(self) -> None:

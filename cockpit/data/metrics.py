@@ -79,8 +79,9 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A rank's value of a metric, and by how much the rank's median over the newest steps (at a selected step or for
-    vital signs: the value itself) differs from the baseline, relative to the baseline (0.1: 10 % above)."""
+    """A rank's value of a metric. `deviation`: the relative difference between the rank's median over the newest steps
+    and the baseline (0.1: 10 % above). At a selected step, and for vital signs, the value itself is used instead of the
+    median."""
 
     value: float | None
     deviation: float

@@ -50,8 +50,8 @@ class Scroll:
         return Visible(lines, at, count - 1 - lines[-1][0])
 
     def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
-        """Move the cursor by `by` items; a cursor that reaches the newest item follows new items again. `lines`: height
-        of an item in lines."""
+        """Move the cursor `by` items further (back if negative); a cursor that reaches the newest item follows new
+        items again. `lines`: height of an item in lines."""
         if count < 1:
             return
         to = min(count - 1, max(0, self._index + by))
@@ -64,7 +64,7 @@ class Scroll:
 
 
 def _lines_above(at: int, height_of: Callable[[int], int], most: int) -> list[tuple[int, int]]:
-    """Up to `most` lines of the items before `at`, from top to bottom."""
+    """The lines of the items above item `at`, from top to bottom: the nearest `most` lines."""
     lines: list[tuple[int, int]] = []
     item = at - 1
     while item >= 0 and len(lines) < most:
@@ -74,7 +74,7 @@ def _lines_above(at: int, height_of: Callable[[int], int], most: int) -> list[tu
 
 
 def _lines_below(at: int, count: int, height_of: Callable[[int], int], most: int) -> list[tuple[int, int]]:
-    """Up to `most` lines of the items after `at`."""
+    """The lines of the items below item `at`, from top to bottom: the nearest `most` lines."""
     lines: list[tuple[int, int]] = []
     item = at + 1
     while item < count and len(lines) < most:

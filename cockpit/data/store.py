@@ -159,8 +159,8 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Record that the hub's last message arrived `age_s` seconds ago, and that the state has been older than the
-        last message for `behind_s` seconds."""
+        """Record that the hub's last message arrived `age_s` seconds ago, and that the state has lagged behind the
+        hub's messages for `behind_s` seconds."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -286,7 +286,7 @@ class Store:
 
     @property
     def steps_done(self) -> int | None:
-        """The number of steps done when the step of the newest summary ended, because the screen shows the values of
+        """The number of steps done, up to and including the step of the newest summary; the screen shows the values of
         that summary. The ranks' step records may already be one step newer than the summary."""
         newest = self.summary.step if self.summary else self.step
         return None if newest is None else self._counted(newest)

@@ -156,9 +156,8 @@ class _Lanes:
         self._named: set[tuple[int, float, int]] = set()
 
     def lane(self, event: Event) -> int:
-        """The first lane in which each earlier event has ended when `event` starts, or else contains all of `event`.
-        The caller must pass events in order of their start times and, for equal start times, the longest event
-        first."""
+        """The number of the first lane in which `event` overlaps only with events that contain all of it. The caller
+        must pass events in order of their start times and, for equal start times, the longest event first."""
         lanes = self._ends.setdefault((event["pid"], event.get("tid", 0)), [])
         start = round(1000 * event.get("ts", 0))
         end = start + round(1000 * event.get("dur", 0))

@@ -9,7 +9,7 @@ from agents.state.run_state import RunState
 
 def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
     """Every update of a recording, with the moment at which it was recorded. After a gap, a recording contains a
-    snapshot of the run; updates of the snapshot that the state before the gap already contains are skipped.
+    snapshot of the run; an update in this snapshot is skipped if it was already part of the state before the gap.
     """
     state = RunState()
     place = ("", 0)

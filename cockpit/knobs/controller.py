@@ -261,8 +261,8 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now; "" if a trial can start. For a running trial or an edited action, the text is the
-        one with which the hub would refuse the trial."""
+        """Why no trial can start now; "" if a trial can start. If another trial is running or the edited
+        knob is an action, the text is the same as in the hub's refusal."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
             return f"another trial is running, by {format.clean(trial.who) or 'someone'}"

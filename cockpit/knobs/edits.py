@@ -33,7 +33,7 @@ class Edits:
             self.changes[knob.name] = value
 
     def next_value(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
-        """Change the selected knob to the value `by` places after the current one in the list of its legal values."""
+        """Step the selected knob through its list of candidate values: forward, or backward if `by` is negative."""
         knob = self.selected(rows)
         self.typed = ""
         self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)

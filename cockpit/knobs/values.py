@@ -68,8 +68,9 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate `by` places after `value` (before it if `by` is negative), clamped to the list of candidates; the
-    first candidate if `value` is not in the list."""
+    """Another candidate value. `by`: the distance from `value` in the list of candidates, negative for an earlier
+    candidate; beyond an end of the list, the result is the candidate at this end. If `value` is not in the list, the
+    result is the first candidate; if the list is empty, `value`."""
     values = candidates(knob)
     if not values:
         return value

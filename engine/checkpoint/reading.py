@@ -80,7 +80,8 @@ def read(folder: Path) -> Checkpoint:
 def damage(folder: Path) -> str | None:
     """One sentence that describes the damage to the checkpoint in `folder`, or None if the checkpoint is intact.
 
-    Reads all files in several threads. CRC-32 releases the GIL, so the disk is the bottleneck.
+    Reads all files in several threads. `zlib.crc32` releases the GIL, so the threads run in parallel, and the disk is
+    the bottleneck.
     """
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -126,7 +127,7 @@ def complete_checkpoints(
     """The complete checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with a
     one-sentence message for each incomplete checkpoint.
 
-    A newer checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
+    A checkpoint that was saved later may have a lower step number, if the run was resumed from an earlier step.
     """
     found = []
     for folder in checkpoint_folders(checkpoints_dir):

@@ -51,9 +51,10 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of gradient compression that are loaded together, one dict after the other; all ranks yield the
-    same number of dicts. The first dict has PowerSGD's factors, and each further dict has one saved residual of each
-    parameter. Loaded factors replace the current factors; the residuals loaded for one parameter are summed.
+    """Yield dicts with the tensors of gradient compression to load; the tensors of one dict are loaded together. All
+    ranks yield the same number of dicts. The first dict has PowerSGD's factors, and each further dict has one saved
+    residual of each parameter. Loaded factors replace the current factors; the residuals loaded for one parameter are
+    summed.
     """
     compression = state.compression
     assert compression

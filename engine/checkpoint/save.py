@@ -53,10 +53,10 @@ class Checkpoints:
     """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks must call its methods in the same
     order.
 
-    Must be constructed before the first step, because the constructor creates a process group. `describe` returns the
-    manifest for a number of completed steps. `report` is called every few seconds while a rank waits for a save,
-    because the parent process kills a stopping run that reports no progress. `anywhere` is a collective that only the
-    training thread may call; it returns whether its argument is true on any rank.
+    Must be constructed before the first step, because the constructor creates a process group. `describe(done)` returns
+    the manifest of a checkpoint that is saved after `done` steps. `report` is called every few seconds while a rank
+    waits for a save, because the parent process kills a stopping run that reports no progress. `anywhere` is a
+    collective that only the training thread may call; it returns whether its argument is true on any rank.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 
 
 class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rectangular part of a tensor, stored in `file` from byte `at`."""
+    """A rectangular part of a tensor, stored in `file` at byte offset `at`."""
 
     offsets: Shape
     sizes: Shape

@@ -15,8 +15,8 @@ TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of w
 
 def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
     """Reads a hardware file and returns, for each measured group and buffer size, the all-reduce algorithm that was the
-    fastest. Raises RefusedError if the file contains no measured all-reduce or an all-reduce algorithm that cannot be
-    used, or if the measurements were made with a backend other than `backend`."""
+    fastest. Raises RefusedError if the file contains no measured all-reduce, if a measured all-reduce algorithm cannot
+    be used, or if the measurements were made with a backend other than `backend`."""
     hardware = load(path)
     measured = hardware.measured
     known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}

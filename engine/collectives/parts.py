@@ -24,7 +24,7 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks are reduced to a power of two by pairing some of them. Among the first 2 `extra` ranks, each
+    """How `ranks` ranks are reduced to a power of two by pairing some of them. Among the ranks below 2 * `extra`, each
     odd rank sends its buffer to the even rank before it and waits for the result. The ranks that do not wait are
     renumbered from 0 to `power` - 1, in rank order."""
 

@@ -18,9 +18,9 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
     """The learning rate of `step`: a linear warm-up, then the schedule `train.lr_schedule`. `scale` is the value of the
     knob `lr_scale`.
 
-    The schedule wsd (warm-up, stable, decay; Hu et al. 2024) is constant until its decay begins; the schedules linear
-    and cosine decay from the end of the warm-up on. A decay reaches lr_end only after the last step, so that no step
-    has a learning rate of 0, even if lr_end is 0.
+    With the schedule wsd (warm-up, stable, decay; Hu et al. 2024), the rate stays constant until the decay begins; with
+    linear or cosine, the decay begins when the warm-up ends. A decay reaches lr_end only after the last step, so that
+    no step has a learning rate of 0, even if lr_end is 0.
     """
     start = (
         max(train.warmup, train.steps - decay_steps(train)) if train.lr_schedule == "wsd" else train.warmup

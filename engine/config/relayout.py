@@ -87,9 +87,9 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Yield legal layouts for `least` to `most` ranks that train the same job as `layout`. No parallel axis is larger
-    than in `layout`. Layouts with more ranks come first. Among layouts with the same number of ranks, those that reduce
-    dp_replicate or dp_shard come before those that reduce cp, ep, tp or pp.
+    """Yield legal layouts that train the same job as `layout` on fewer or equally many ranks (minimum `least`, maximum
+    `most`). No parallel axis is larger than in `layout`. Layouts with more ranks come first. Among layouts with the
+    same number of ranks, those that reduce dp_replicate or dp_shard come before those that reduce cp, ep, tp or pp.
     """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
     costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}

@@ -1,9 +1,9 @@
 """Properties of pipeline schedules: the stages of each rank, and the settings that a schedule supports.
 
-A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, and the last stage has the
-loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2) rank r holds stages r
-and 2 p - 1 - r: rank 0 has the first and the last stage, and rank p - 1 passes activations between its two stages
-without a message.
+If each of the p ranks of a pipeline has v virtual stages, the pipeline has p v stages; stage 0 has the embedding, and
+the last stage has the loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2)
+rank r holds stages r and 2 p - 1 - r: rank 0 has the first and the last stage, and rank p - 1 passes activations
+between its two stages without a message.
 """
 
 from dataclasses import dataclass

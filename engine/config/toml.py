@@ -39,7 +39,7 @@ def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that the user named. `what` is what the error message calls the file, such as "layout". Raises
+    """The text of a file that the user named. `what`: the kind of file, for error messages, such as "layout". Raises
     LayoutError."""
     try:
         return read_ordinary(Path(path), MOST_BYTES).decode()
@@ -50,7 +50,7 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
-    """Parse and check a layout; `where` is what error messages call the text, such as its file's path. Raises
+    """Parse and check a layout. Error messages refer to the text by the name `where`, such as its file's path. Raises
     LayoutError."""
     tree = parse(text, where)
     for override in overrides or []:
@@ -60,7 +60,8 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of the TOML document `text`; `where` is what error messages call the document. Raises LayoutError."""
+    """The content of the TOML document `text`. Error messages refer to the document by the name `where`. Raises
+    LayoutError."""
     try:
         return tomllib.loads(text)
     except (

@@ -76,8 +76,9 @@ class SampleOrder:
         return block * self._block + int(over.argmax())
 
     def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
-        """For each sample number, given as a block and a position in the block: its source, and the number of earlier
-        samples from the same source, in all blocks."""
+        """For each sample number, given as a block and a position in the block: its source, and its number among the
+        samples of this source, counted through all blocks. With weights, the samples of a source are numbered in
+        ascending order; without weights, their order in each block is shuffled."""
         source, nth = np.empty_like(within), np.empty_like(within)
         for b in {*blocks.tolist()}:
             here = blocks == b
@@ -90,8 +91,8 @@ class SampleOrder:
         return source, nth
 
     def _table(self, block: int) -> tuple[Numbers, Numbers]:
-        """For each position in a block of BLOCK samples, the source, and the number of earlier samples from the same
-        source in this and all earlier blocks."""
+        """For each position in the block with number `block`: the source of the sample, and how many samples from the
+        same source come before it, in this block and in all earlier blocks."""
         if block not in self._tables:
             place = Permutation(self._block, f"{self._seed}/block {block}")(np.arange(self._block))
             source = np.searchsorted(self._starts, place, "right") - 1

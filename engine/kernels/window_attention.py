@@ -16,8 +16,7 @@ from engine.kernels.flash_attention import causal_attention, for_each_query_head
 
 
 def window_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int | None) -> Tensor:
-    """Causal attention over the whole sequence, [B, H, S, C]. Each query attends to at most `window` keys (None: no
-    limit)."""
+    """Causal attention in which each query attends to at most the last `window` keys (None: no limit), [B, H, S, C]."""
     W, S = window, q_BHSC.shape[2]
     if W is None or W >= S:
         return causal_attention(q_BHSC, k_BGSC, v_BGSC)

@@ -23,8 +23,8 @@ class Clock(Protocol):
         """Record a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """Record a mark for measuring idle time: the time between two such marks counts only while the rank does no
-        work."""
+        """Record a mark for measuring idle time. Between two such marks, `between` counts only idle time: on the CPU it
+        leaves out the CPU time of this thread; on a GPU no work may be queued on the stream between the marks."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`: immediately, or in `collect` once both marks have

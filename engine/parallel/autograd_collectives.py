@@ -100,9 +100,9 @@ class _Exchange(torch.autograd.Function):
 
 
 class OverlappedAllToAll:
-    """An all-to-all, with its own number of rows for each rank, that overlaps with what the caller computes between
-    `start` and `wait`. In the backward pass, the all-to-all of the gradients overlaps with the backward of what ran
-    between `start` and `wait`."""
+    """An all-to-all with uneven splits (the number of rows may differ for each pair of ranks) that overlaps with what
+    the caller computes between `start` and `wait`. In the backward pass, the all-to-all of the gradients overlaps with
+    the backward of what ran between `start` and `wait`."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer

@@ -1,5 +1,5 @@
 """The two device meshes of a run (one for dense and one for expert parameters, over the same ranks), and the mesh axes,
-which meter their traffic."""
+each with the meter that counts its traffic."""
 
 import msgspec
 import torch

@@ -51,7 +51,7 @@ def local_share(logical: Map, sent: Sent) -> float:
 
 
 def experts_of(logical: Map, ep: int, of: int) -> list[int]:
-    """The experts on ep rank `of` under the map `logical`; `ep` is the number of ep ranks."""
+    """The experts that the map `logical` puts on one ep rank. `of`: index of this rank; `ep`: number of ep ranks."""
     each = len(logical) // ep
     return logical[of * each : (of + 1) * each]
 

@@ -1,6 +1,6 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
-The weight of a layer is the number of multiply-adds per token in its forward pass. The backward pass needs twice as
+The cost of a layer is the number of multiply-adds per token in its forward pass. The backward pass needs twice as
 many multiply-adds in every layer, so counting them would not change the split. The embedding is a lookup and costs
 little. The head costs D V multiply-adds, which can be as many as those of several layers.
 """
@@ -69,9 +69,9 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum cost over all splits, and the split with this cost. `join` gives the cost of a split that is extended
-    by a stage, from its cost before and the weight of that stage. `stage_weight[end, begin]` is the weight of the
-    layers from begin to end. The algorithm is dynamic programming: for one stage after another, it tries every layer as
+    """The minimum cost over all splits, and the split with this cost. If a stage of weight `weight` is added to a split
+    of cost `cost`, the new cost is `join(cost, weight)`. `stage_weight[end, begin]` is the weight of the layers from
+    begin to end. The algorithm is dynamic programming: for one stage after another, it tries every layer as
     the first layer of the stage. If several of these layers give the same minimum cost, the last one is chosen."""
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.

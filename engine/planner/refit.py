@@ -107,7 +107,7 @@ def fit(observed: Sequence[Observed]) -> Factors | None:
 
 
 def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], float, float]]:
-    """The equations of the fit that one set of measurements gives: for each, the coefficients of a, b and o, the
+    """The equations that one set of measurements adds to the fit: for each, the coefficients of a, b and o, the
     measured seconds, and their standard error."""
     parts = one.parts
     yield parts.row, one.step_s, max(NOISE * one.step_s, one.error_s)
@@ -137,10 +137,11 @@ def _non_negative(
 
 
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
-    """The predicted value after a change, `now` plus `change`, with its interval. `noise`: combined standard error of
-    `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: standard
-    error of predicted changes, relative to the change. The interval is symmetric in the logarithm of the step time: a
-    prediction that is a factor of two too high is as wrong as one that is a factor of two too low."""
+    """The predicted value after a change, `now` plus `change`, with its interval. `noise`: standard error of the
+    difference between the measurements before and after the change (`Times.noise`). `residual`: relative error of the
+    fit. `error_of_change`: standard error of predicted changes, relative to the change. The interval is symmetric in
+    the logarithm of the step time: a prediction that is a factor of two too high is as wrong as one that is a factor of
+    two too low."""
     after = max(now + change, LEAST_RATIO * now)
     if after <= 0:
         return Span(0.0, 0.0, 0.0)

@@ -35,7 +35,7 @@ ADVICE: dict[tuple[Regime, bool], str] = {
 
 
 def crossover(latency: float, bandwidth: float) -> float:
-    """Size in bytes of a message whose transfer takes as long as its latency."""
+    """The message size in bytes at which latency and transfer at full bandwidth take equal time."""
     return latency * bandwidth
 
 

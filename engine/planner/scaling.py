@@ -41,8 +41,8 @@ def default_ranks(job: Job) -> list[int]:
 def scaling(
     job: Job, hardware: Hardware, kind: Kind, ranks: Iterable[int] | None = None, release: str | None = None
 ) -> list[Point]:
-    """The points of the curve of strong or weak scaling (`kind`), in ascending order of ranks. Efficiencies are
-    relative to the first point that has a prediction."""
+    """The strong or weak scaling curve (`kind`): one point for each number of ranks, in ascending order. Efficiencies
+    are relative to the first point that has a prediction."""
     return list(_points(job, hardware, kind, sorted(set(ranks or default_ranks(job))), release))
 
 

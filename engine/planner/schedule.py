@@ -84,8 +84,9 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """The interleaved schedule with a split backward pass. The weight gradients of a micro-batch are computed after
-    `rank` further backward actions, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
+    """The interleaved schedule with a split backward pass. Rank r computes the weight gradients of a micro-batch only
+    after r more input-gradient actions, so that weight gradients fill the bubble at the end (ZB1P of Qi et al.
+    2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -237,7 +238,7 @@ class ScheduleClock:
         return by_rank
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
-        """The fraction of the time until the last rank has finished in which a rank is idle, averaged over ranks.
+        """A rank's idle time, divided by the time until the last rank has finished, and averaged over ranks.
         `costs[kind][s]` is the duration of an action on stage s, in any unit.
 
         With balanced stages, this fraction is (p - 1) / (m v + p - 1) for the GPipe, 1F1B and interleaved schedules

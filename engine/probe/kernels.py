@@ -124,7 +124,8 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
     `points` are (n, seconds) of n x n matmuls. Such a matmul takes 2 n^3 (1 + 3 half / n) / rate seconds, so its time
     per FLOP is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured
-    rate. With this rate, the formula is solved for `half` for each matmul; the median of these values is returned.
+    rate. With this rate, each measured matmul gives one value of the formula's variable `half`; the median of these
+    values is returned (0 if it is negative).
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)

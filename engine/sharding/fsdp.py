@@ -208,8 +208,8 @@ def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
 
 
 def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Parameters that are replicated over tp, so that each tp rank has only the part of the gradient that comes from
-    its slice of the sequence: norms, routers, shared experts."""
+    """Parameters that are replicated over tp: norms, routers, shared experts. Each tp rank has only the part of their
+    gradients that comes from its slice of the sequence."""
     experts = is_expert(stages)
     for name, parameter in named_parameters(stages):
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())

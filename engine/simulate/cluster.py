@@ -18,8 +18,8 @@ class Cluster:
 
     Ranks with the same pp coordinate that exchange data in every layer (over tp, cp or ep) form a *block*: all ranks of
     a block take the time of its slowest rank. Blocks with the same pp coordinate wait for each other at the end of the
-    step. `block`: for each rank, the index of its block among the blocks with the same pp coordinate. Blocks with the
-    same index at all pp coordinates form one pipeline.
+    step. `block`: for each rank, the index of its block among the blocks with the same pp coordinate. A pipeline
+    consists of one block for each pp coordinate, all with the same index.
     """
 
     def __init__(self, layout: Layout, ranks_per_node: int):
@@ -45,7 +45,7 @@ class Cluster:
         return -(-self.world // self.ranks_per_node)
 
     def slowest(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The maximum of `factor` [rank] over the ranks of each block: [pipeline rank, block]."""
+        """The largest factor of any rank in each block. `factor` is [rank], the result is [pipeline rank, block]."""
         most = np.zeros((self.grid.pp, self.blocks))
         np.maximum.at(most, (self.pp, self.block), factor)
         return most

@@ -1,8 +1,9 @@
 """Simulated loss and gradient norm: plausible curves without any training.
 
-The loss falls as a power law of a sum over the steps, to which each step adds an amount that depends on its learning
-rate. Knobs change the loss in the same direction as in a real run: with a learning rate of zero the loss stops falling,
-and with one that is far too large it diverges. Dropped tokens and a large balancing loss raise the loss.
+The loss falls as a power law of the progress so far; each step adds to the progress an amount that depends on the
+step's learning rate. Knobs change the loss in the same direction as in a real run: with a learning rate of zero the
+loss stops falling, and with one that is far too large it diverges. Dropped tokens and a large balancing loss raise the
+loss.
 """
 
 import math

@@ -12,7 +12,8 @@ Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 The intervals of predicted step times are quantiles of errors on rows that were held out from a fit: a fifth of the rows
 at a time for framework releases that were fitted, all rows of one source at a time for unknown releases. The intervals
 for the ratio of two step times decide whether the planner is certain which of two layouts is faster. They are quantiles
-of the errors on pairs of rows from one source, predicted with a fit to the other sources.
+of the errors of predicted ratios. Each ratio is that of two rows from one source, predicted with a fit to the other
+sources.
 """
 
 import re
@@ -94,9 +95,9 @@ def stored_fit() -> Fit:
 def fit(
     of: Sequence[Row], start: Fit, rounds: int = 15, say: Callable[[str], object] = lambda _: None
 ) -> Fit:
-    """Fit the efficiencies of each GPU generation and the factors of each framework release to the published step times
-    `of`. The Jacobian has six columns for each generation, which are zero for step times on other generations, then a
-    column for each factor."""
+    """Fit the efficiencies of each GPU generation and the factors of each framework release to published step times
+    (the argument `of`). The Jacobian has six columns for each generation, which are zero for step times on other
+    generations, then a column for each factor."""
     generations, releases = sorted({row.generation for row in of}), sorted({row.release for row in of})
     mine = np.array([generations.index(row.generation) for row in of])
     whose = np.array([releases.index(row.release) for row in of])

@@ -51,8 +51,8 @@ def python(*words: str) -> str:
 
 
 def run(folder: Path, where: str, *overrides: str, resume: Path | None = None) -> list[dict[str, Any]]:
-    """The steps of a short run on the device `where`, in the folder `folder`/`where`; with `resume`, from a
-    checkpoint."""
+    """Run a short training and return its step events. `where`: the device, "cpu" or "cuda", which is also the name of
+    the run's folder in `folder`; `resume`: a checkpoint from which the run continues."""
     command = ["-m", "engine", "run", str(DEMO), *SMALL, "train.steps=6", *overrides]
     options = ["--json", "--hub", "none", "--device", where, "--run-dir", str(folder / where)]
     options += ["--resume", str(resume)] if resume else []

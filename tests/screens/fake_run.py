@@ -292,7 +292,7 @@ class FakeRun:
         )
 
     def trial(self, id: str, state: str, to: int, **facts: object) -> TrialState:
-        """A trial that changes micro_batches from 8 to `to`, by default started by another operator."""
+        """A trial that changes micro_batches from 8 to a new number (`to`), by default started by another operator."""
         common: dict[str, object] = {"steps": 30, "who": "bob@login", "time_s": START_S, "loss_neutral": True}
         common |= {"began_s": START_S, "changes": {"micro_batches": to}, "before": {"micro_batches": 8}}
         return TrialState(id, state, **(common | facts))  # type: ignore[arg-type]

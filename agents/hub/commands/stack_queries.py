@@ -53,7 +53,8 @@ class _Collection:
 
 
 class StackQueries:
-    """Asks ranks for their stacks. One collection of stacks runs at a time, for all clients that wait when it begins.
+    """Asks ranks for their stacks on behalf of clients and of stall alerts. One request to the ranks answers all
+    queries that are waiting; queries that arrive before it is finished wait for the next request.
 
     Answers are not stored on disk: a client that gets no answer repeats its query.
     """

@@ -2,8 +2,8 @@
 newest record of each rank and kind is kept.
 
 Each frame that contains the hello message of a rank begins with a message in which the relay introduces itself.
-Otherwise, a hub that has restarted since the last frame would take the connection for that of this one rank, and refuse
-the other ranks.
+Otherwise, a hub that has restarted since the last frame would treat the relay's connection as the connection of a
+single rank, and refuse the other ranks.
 """
 
 from collections import deque

@@ -8,11 +8,11 @@ from agents.transport.frame_filling import FrameFiller
 
 
 class LatestFrames:
-    """The updates after sequence number `since`, in frames; of the records, only the newest of each kind and rank. A
-    frame contains the records that are the newest when the frame is built.
+    """Packs the updates after sequence number `since` into frames; a record is left out if a newer record of the same
+    kind and rank exists. A frame contains the records that are the newest when the frame is built.
 
-    Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
-    frame gets all these updates again.
+    Only the last frame advances the client's sequence number; the new number is `reaches`. So a client that did not
+    receive the last frame gets all these updates again.
     """
 
     def __init__(self, update_log: UpdateLog, since: int, ranks: bool) -> None:

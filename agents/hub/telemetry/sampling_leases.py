@@ -1,9 +1,9 @@
 """Sampling leases: clients request samples (the load of each expert, pipeline timelines, all-to-all bytes by
 destination), and the hub decides how often each rank sends them.
 
-A lease is a request with an expiry time, which names kinds of samples and ranks. A client holds at most one lease, and
-renews it while it shows these samples. Ranks that no lease names send samples at their own sampling period. The
-total sampling rate is bounded, regardless of the number of clients.
+A lease is a request for certain kinds of samples from certain ranks, with an expiry time. A client holds at most one
+lease, and renews it while it shows these samples. Ranks that no lease names send samples at their own sampling period.
+The total sampling rate is bounded, regardless of the number of clients.
 """
 
 import math

@@ -30,9 +30,9 @@ class Patches:
 
 
 def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
-    """Make iterations over `loader` pass through `around`, which is called with the original iterator. Python looks up
-    ``__iter__`` on the class of the loader, so the class of the loader is replaced by a subclass. Returns False if the
-    class of `loader` cannot be replaced, as with a list or a generator.
+    """Make each iteration over `loader` use the iterator that `around` returns; `around` is called with the original
+    iterator. Python looks up ``__iter__`` on the class of the loader, so the class of the loader is replaced by a
+    subclass. Returns False if the class of `loader` cannot be replaced, as with a list or a generator.
     """
     kind = type(loader)
 

@@ -105,8 +105,8 @@ def _reason(error: CockpitError, lines: int, width: int) -> list[Line]:
 
 
 def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:
-    """Print the lines. On a terminal, these lines overwrite the previous `above` lines. Returns the number of lines
-    that the next call has to overwrite.
+    """Print the lines. On a terminal and with the style `ansi`, they overwrite the lines of the previous call;
+    `above` is the number of those lines. Returns the number of lines that the next call has to overwrite.
     """
     over = style == "ansi" and sys.stdout.isatty()
     if over and above:

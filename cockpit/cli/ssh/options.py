@@ -6,8 +6,8 @@ from typing import Any
 
 
 def add_where(table: Any, newest: str, call: Callable[[argparse.Namespace], int]) -> None:
-    """Add the command `where` to the subparsers `table`. `newest`: the words of the help text that say which run is
-    used by default."""
+    """Add the parser of the command `cockpit where` to `table`, the subparsers of `cockpit`. `newest`: the words of the
+    help text that say which run is used by default."""
     about = "print the sockets or the TCP address of a run's hub, as JSON"
     where = table.add_parser("where", help=about, description=about)
     where.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder of the run; {newest}")

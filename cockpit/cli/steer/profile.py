@@ -77,7 +77,7 @@ def _folder(connection: Connection) -> Path:
 
 
 def _ranks(connection: Connection, which: Value) -> list[int]:
-    """The ranks that `which` selects: a rank number, ``all``, or a coordinate such as ``pp1``."""
+    """The ranks to profile. `which`: a rank number, ``all``, or a coordinate such as ``pp1``."""
     board = connection.store.state.board
     knob = next((knob for knob in board.knobs if knob.name == "profile_rank"), None) if board else None
     if knob is None:

@@ -278,8 +278,8 @@ def last_common(one: RunCurves, other: RunCurves) -> int | None:
 
 
 def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
-    """At most `most` steps that both runs have: the multiples of a number such as 10, 20 or 50, then the last common
-    step."""
+    """Some of the steps that both runs have: the multiples of a number such as 10, 20 or 50, then the last common step.
+    `most`: maximum number of steps returned."""
     last = last_common(one, other)
     if last is None:
         return []

@@ -74,7 +74,7 @@ class Comparison:
         self._view = view
 
     def is_known(self, by: By) -> bool:
-        """Whether the position on the x axis `by` (step, tokens or time) is known for every run."""
+        """Whether the quantity on the x axis (step, tokens or time) is known for the newest step of every run."""
         runs = [self.own, *self.others]
         return all(
             run is not None and run.last is not None and run.progress.x(by, run.last) is not None

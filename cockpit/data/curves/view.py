@@ -44,8 +44,9 @@ class CurveView:
         self._changed()
 
     def zoom(self, by: float, at: int | None = None) -> None:
-        """Show `by` times as many steps. The step `at` keeps its position in the view. Without `at`, a view that ends
-        at the newest step still ends there, and any other view keeps its centre.
+        """Scale the number of steps shown; for example, `by` = 2 shows twice as many. `at`: a step that keeps its
+        position in the view. If `at` is None, a view that ends at the newest step still ends there, and any other view
+        keeps its centre.
         """
         whole = extent(self._state())
         if whole is None:
@@ -112,8 +113,8 @@ def extent(state: RunState) -> View | None:
 
 
 def zoom(view: View, by: float, at: int | None = None) -> View:
-    """A range of steps that is `by` times as long as `view`. The step `at` (default: the centre) keeps its relative
-    position in the view.
+    """Scale the length of `view`, but to no less than `MIN_STEPS`; for example, `by` = 2 doubles it. The step `at`
+    (default: the centre) keeps its relative position in the view.
     """
     first, last = view
     width = max(MIN_STEPS, (last - first) * by)
@@ -124,7 +125,8 @@ def zoom(view: View, by: float, at: int | None = None) -> View:
 
 
 def pan(view: View, by: float) -> View:
-    """`view` moved by the fraction `by` of its width. The moved view does not start before step 0."""
+    """The range `view`, moved to later steps. `by`: the distance as a fraction of the view's width, negative for
+    earlier steps. The moved view does not start before step 0."""
     move = max(-view[0], round((view[1] - view[0]) * by))
     return view[0] + move, view[1] + move
 

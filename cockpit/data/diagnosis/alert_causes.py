@@ -88,7 +88,7 @@ def grown_axis(store: Store, since: int) -> str | None:
 
 
 def _around(store: Store, since: int) -> tuple[list[Summary], list[Summary]]:
-    """The summaries before a slowdown that began at step `since`, and the newest summaries."""
+    """The last summaries before a slowdown, and the newest summaries. `since`: the step at which the slowdown began."""
     summaries = store.state.summaries
     return [one for one in summaries if one.step < since][-BEFORE:], summaries[-AFTER:]
 

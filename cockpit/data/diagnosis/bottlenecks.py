@@ -112,8 +112,8 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice on a pipeline bubble: the command that tries more micro-batches than `now`, or the result of an earlier
-    trial in this run that showed no gain.
+    """Advice on a pipeline bubble: how to find out whether more micro-batches than the current number (`now`) help, or
+    why they do not: an earlier trial in this run showed no gain, or no larger number is legal.
     """
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
@@ -136,8 +136,8 @@ def _more_micro_batches(store: Store, now: int) -> str:
 
 
 def _refutes_more(trial: TrialState, now: int) -> bool:
-    """Whether the trial raised micro_batches from `now`, changed no other knob, and was reverted after its
-    measurement."""
+    """Whether the trial raised micro_batches from the current number (`now`), changed no other knob, and was reverted
+    after its measurement."""
     name, tried_with = "micro_batches", trial.changes.get("micro_batches")
     alone = set(trial.changes) == {name} and trial.before.get(name) == now
     more = isinstance(tried_with, int) and tried_with > now
@@ -228,8 +228,7 @@ def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
     """The step since which the condition has held without interruption. None if the condition has always held, or does
     not hold now.
 
-    `holds` returns None for a summary that lacks the value to be checked; such a step neither ends nor extends the
-    streak.
+    `holds` returns None for a summary that lacks the value to be checked; such a step is ignored.
     """
     first = None
     for summary in reversed(store.state.summaries):

@@ -96,8 +96,8 @@ class ExpertHistory:
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
 
     def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
-        """The streaks that include frame `at`, by layer and expert. An expert has a streak if it is dead in all records
-        of the frame, or hot in all of them."""
+        """The streaks (see `Streak`) that include one frame of `loads`, by layer and expert. `at`: the index of the
+        frame. An expert has a streak if it is dead in all records of the frame, or hot in all of them."""
         found = {}
         for layer in self.loads.layers if at >= 0 else ():
             low, high = self.loads.row(self.loads[at], layer)
@@ -170,8 +170,8 @@ class ExpertHistory:
         return self._streaks
 
     def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
-        """The consecutive records, up to and including frame `at` of `loads` (None: the newest), in which an expert was
-        dead or hot; None if the expert is neither in that frame."""
+        """The consecutive records, ending with frame number `at` (default: the newest frame), in which an expert was
+        dead or hot. Returns None if the expert was neither dead nor hot in that frame."""
         if at is None or at == len(self.loads) - 1:
             return self._streaks.get((layer, expert))
         place = self.loads.place(layer, expert)
@@ -182,8 +182,8 @@ class ExpertHistory:
         return self._streak(layer, expert, found, at) if found and found is health(high) else None
 
     def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
-        """The streak that includes frame `at`, in which the expert is dead or hot; its start is found by searching the
-        earlier frames."""
+        """The streak of an expert up to the frame with the index `at`. In this frame the health of the expert is
+        `wanted`; the earlier frames are searched for the start of the streak."""
         place = self.loads.place(layer, expert)
         assert place is not None
         first = self.loads[at].first

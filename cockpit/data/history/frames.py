@@ -141,8 +141,8 @@ class Frames:
         return place[number] if place is not None and 0 <= number < len(place) else None
 
     def row(self, frame: Frame, layer: int) -> tuple[Sequence[float], Sequence[float]]:
-        """For each number of a layer, its lowest and its highest value in this frame, as two sequences; both are empty
-        if the layer has no values in this frame."""
+        """The lowest and the highest values in this frame of each number in the layer's list, such as the load of each
+        expert: two sequences, which are empty if the layer has no values in this frame."""
         place = self._places.get(layer, range(0))
         low = frame.low[place.start : place.stop]
         if not low or math.isnan(low[0]):

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Keeps an item, such as a record, for each of a limited number of steps: at most `most` items, with a total size
-    (see `add`) of at most `budget`. If a limit is exceeded, the item with the smallest gap between its previous and
-    next kept steps is dropped. The newest `newest` items and the slowest `slowest` items are dropped only if they alone
-    exceed the limits.
+    """Keeps one item per step, such as a record, for a limited number of steps. `most`: maximum number of items.
+    `budget`: maximum total size of the items (see `add`). If a limit is exceeded, the item with the smallest gap
+    between its previous and next kept steps is dropped. Some of the newest items (`newest` of them) and of the slowest
+    items (`slowest` of them) are dropped only if they alone exceed the limits.
 
     `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
     longest duration.

@@ -55,8 +55,8 @@ class StepPhases:
 
 
 class Phases:
-    """For a limited number of a run's steps, the times by pipeline stage and, for some of these steps, by rank.
-    `stage_of(rank)`: the pipeline coordinate of a rank."""
+    """For a limited number of a run's steps, the times that the ranks reported (such as the step time and its phases),
+    by pipeline stage and, for some of these steps, by rank. `stage_of(rank)`: the pipeline coordinate of a rank."""
 
     def __init__(self, stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of

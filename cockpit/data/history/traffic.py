@@ -130,9 +130,8 @@ class Matrix:
         return max(self.tiles.values(), default=None, key=hotter)
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
-        """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: yield only
-        the pair with the most bytes in each tile; a matrix whose rows were dropped (`condense`) contains no other
-        pairs."""
+        """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. If `coarse` is true,
+        or if the matrix no longer has its rows (`condense`), yield only the pair with the most bytes in each tile."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:
@@ -222,8 +221,8 @@ class TrafficHistory:
         return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
 
     def at(self, step: int | None) -> Matrix | None:
-        """The matrix of the newest step up to `step` (None: the matrix that `shown` returns); None if no such matrix is
-        kept."""
+        """The newest kept matrix whose step is not after `step`, or None if there is none. If `step` is None, the same
+        as the property `shown`."""
         if step is None:
             return self.shown
         return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)

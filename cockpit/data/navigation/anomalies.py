@@ -72,9 +72,9 @@ def _anomalies(store: Store, metric_key: str, among: Collection[int] | None) -> 
 def next_anomaly(
     found: list[Anomaly], after: tuple[object, ...] | None, by: int
 ) -> tuple[int, Anomaly] | None:
-    """The index and the anomaly that is `by` positions after the anomaly with the key `after`, wrapping around. If no
-    anomaly has this key any more, the result is the first anomaly or, for a negative `by`, the last. None if there are
-    no anomalies.
+    """Starting at the anomaly with the key `after`, move `by` positions through the list, wrapping around, and return
+    the index and the anomaly there. If no anomaly has this key any more, the result is the first anomaly or, for a
+    negative `by`, the last. None if there are no anomalies.
     """
     if not found:
         return None

@@ -52,8 +52,8 @@ class Growth:
 @dataclass(frozen=True)
 class Usual:
     """The usual step: medians over `steps` kept steps. `values`: for each quantity (such as the forward time) and
-    stage, the median over the ranks of the stage and the maximum over these ranks, each as its median over the
-    steps."""
+    stage, two numbers. Each step has a median and a maximum over the ranks of the stage; the first number is the median
+    of these medians over the steps, the second is the median of these maxima."""
 
     steps: int
     step_ms: float

@@ -28,10 +28,10 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """For each step, one value for each row of ranks: the metric's deviation on the rank of the row where it is
-        worst. With `Against.NOTHING`, it is the metric's highest value in the row, or the lowest if less is worse. NaN:
-        no value. The newest steps are computed first. One call computes a limited number of steps; later calls compute
-        the rest."""
+        """For each step, one value for each row of ranks: the worst deviation of the metric on any rank of the row.
+        With `Against.NOTHING`, it is the metric's highest value in the row, or the lowest if less is worse. NaN: no
+        value. The newest steps are computed first. One call computes a limited number of steps; later calls compute the
+        rest."""
         history = store.rank_history
         key = (
             *(

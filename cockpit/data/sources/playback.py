@@ -123,7 +123,8 @@ class Playback:
         self._moves.put(move)
 
     def jump(self, by: int) -> None:
-        """Move by `by` times 5 % of the recording's duration; backward if `by` is negative."""
+        """Move forward by a multiple of 5 % of the recording's duration. `by`: the multiple, negative to move
+        backward."""
 
         def move(replay: Replay) -> None:
             span = self._recording.span()

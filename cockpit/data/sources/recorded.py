@@ -69,7 +69,8 @@ def is_over(run: str | None) -> bool:
 
 
 def find_position(recording: Recording, at: str | None) -> Position:
-    """The position that `at` names (see `AT`); None means the end. Raises CockpitError if there is no such position."""
+    """The position in the recording that `at` describes as text (`AT` lists the forms); None means the end. Raises
+    CockpitError if there is no such position."""
     if at is None:
         return recording.at_end()
     match = _AT.fullmatch(at)

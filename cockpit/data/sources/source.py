@@ -1,5 +1,5 @@
-"""The interface (`Protocol`) of sources. A source copies the state of a run into a `Store`, from which the screens are
-drawn, and takes the user's requests to that run; it reads a live run, a starting run or a recording."""
+"""The interface (`Protocol`) of sources. A source copies the state of a live run, a starting run or a recording
+into a `Store`, from which the screens are drawn; it also sends the user's requests to the run, or rejects them."""
 
 import traceback
 from collections.abc import Iterator

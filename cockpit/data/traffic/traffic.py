@@ -59,8 +59,8 @@ class Balance:
 
 
 def balance(matrix: Matrix) -> Balance | None:
-    """The balance of a traffic matrix; None if no rank sent anything. `receiver.over_mean` is relative to the mean over
-    all ranks that send or receive data."""
+    """How evenly the bytes of a traffic matrix are spread; None if no rank sent anything. `receiver.over_mean` is
+    relative to the mean over all ranks that send or receive data."""
     hottest, total = matrix.hottest, matrix.total
     if hottest is None:
         return None

@@ -121,9 +121,8 @@ class ExportedRun:
 
 
 class ExportedRuns:
-    """The runs in which external programs are shown, one for each program that exports telemetry. `name`: the name of
-    every run; if it is "", a run is named after its program's OpenTelemetry `service.name`. `opened` is called with the
-    name of a new run.
+    """One run for each external program that exports telemetry. `name`: the name of every run; if it is "", a run is
+    named after its program's OpenTelemetry `service.name`. `opened` is called with the name of a new run.
     """
 
     def __init__(

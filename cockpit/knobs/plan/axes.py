@@ -1,4 +1,4 @@
-"""The planner's predictions for each axis of an unchanged run: exposed time, bytes and collectives."""
+"""The planner's predictions for a run with its current knob values: exposed time, bytes and collectives by axis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -208,7 +208,8 @@ class WhatIf:
         return now, self.changes.get(setting.name, now)
 
     def turn(self, by: int) -> None:
-        """Move the hypothetical value of the setting under the cursor by `by` positions in the list of legal values."""
+        """Set the hypothetical value of the setting under the cursor to another legal value. `by`: the distance in the
+        list of legal values, negative for an earlier value."""
         if self._is_early("turn", by):
             return
         setting = self.setting

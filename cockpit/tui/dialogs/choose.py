@@ -27,8 +27,8 @@ class Row:
 
 class Choose(Dialog[list[str] | None]):
     """Returns the keys of the chosen rows, or None if the user cancels. With `several`, the space bar adds a row to
-    `chosen` or removes it. If the user has not pressed the space bar, Enter puts the row under the cursor in the place
-    of the row `current` in `chosen`."""
+    `chosen` or removes it. If the user has not pressed the space bar, Enter replaces the key `current` in `chosen` with
+    the key of the row under the cursor."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),

@@ -45,8 +45,8 @@ Layer = tuple[Drawing, Style]
 
 
 def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> list[Layer]:
-    """Draw `lines`, the last one on top. Returns the topmost line first, because a cell shows only the dots of its
-    topmost line."""
+    """Draw `lines`, the last one on top. The result begins with the topmost line: where several lines share a cell, the
+    cell shows only the dots of the first one in the result."""
     layers = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
     return layers[::-1]
 
@@ -136,7 +136,7 @@ def ruler(
     axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
 ) -> StripLine:
     """The x axis with labels at its ends, and `╌` along each part for which only `coarse` segments (buckets of several
-    steps) are known. `steps`: the same axis in training steps, because the x values of the segments are training steps.
+    steps) are known. `steps`: the axis that converts the x values of `coarse`, which are training steps, to columns.
     """
     bucketed = [False] * axis.columns
     for one in coarse:

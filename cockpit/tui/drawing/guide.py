@@ -22,8 +22,8 @@ class Guide:
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The text lines of a screen without data: the reason `why` it has none and, if there is room for all of it,
-    `guide` below."""
+    """The text lines of a screen without data. `why`: the reason why it has none. The guide is shown below the reason
+    if there is room for all of it."""
     parts = format.wrapped(why, max(20, width - 2))
     lines = [
         StripLine().add(f"{' ' if number else format.MISSING} {part}", colours.text)

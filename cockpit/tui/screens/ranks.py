@@ -10,8 +10,8 @@ from cockpit.tui.widgets.ranks.steps import RankSteps
 
 
 class Ranks(RunScreen):
-    """The grid of ranks above a table of all ranks by step, and beside both the inspector, which shows all data about
-    one rank."""
+    """On the left, the grid of ranks above the history of all ranks (one row per rank, one column per step); on the
+    right, the inspector, which shows all data about one rank."""
 
     NAME = "ranks"
 

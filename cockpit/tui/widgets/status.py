@@ -83,8 +83,8 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
 
 
 def diagnosis_lines(store: Store, width: int, colours: Palette, most: int = SHORT) -> list[StripLine]:
-    """The lines of the diagnosis, at most `most`. If the recommended action would be cut off, it is put on its own
-    lines, and the finding is shortened instead."""
+    """The lines of the diagnosis. `most`: maximum number of lines. If the recommended action would be cut off, it is
+    put on its own lines, and the finding is shortened instead."""
     found = diagnosis(store)
     calm = found.level in (Level.GOOD, Level.NOTE)
     text = colours.text if calm else colours.level[found.level]
@@ -109,7 +109,8 @@ def _broken(found: Diagnosis, room: int, most: int) -> list[str]:
 
 
 def _cut(lines: list[str], text: str, room: int, most: int) -> list[str]:
-    """`lines` or, if there are more than `most`, `text` cut to `most` lines with an ellipsis at the end."""
+    """`lines`, which are `text` wrapped at `room` cells; if there are more than `most` lines, only the first `most`,
+    with an ellipsis at the end."""
     if len(lines) <= most:
         return lines
     return format.wrapped(text, room, max_lines=most, placeholder=" …")

@@ -121,9 +121,9 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """Two functions that reorder the rows of a weight matrix with `heads` heads, each with `before` non-rotary rows and
-    `rope` rotary rows. The first function puts the even rotary rows before the odd ones; the second function restores
-    the original order.
+    """Two functions that reorder the rows of a weight matrix with `heads` heads. In each head, `before` rows without
+    rotary encoding precede `rope` rotary rows. The first function puts the even rotary rows before the odd ones; the
+    second function restores the original order.
     """
     width = before + rope
     order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]

@@ -21,7 +21,7 @@ REQUIRED = {"layers", "d_model", "heads", "seq_len", "vocab", "implementation"}
 
 @dataclass(frozen=True)
 class Support:
-    """What a model supports of the settings in a layout: parallel axes, knob values, and keys of the layout file.
+    """The settings of a layout that a model supports: parallel axes, knob values, and keys of the layout file.
 
     - `axes`: axes of [grid] that may be larger than 1.
     - `recompute`: legal values of the knob `recompute`.

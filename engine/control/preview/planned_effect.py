@@ -216,8 +216,8 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """A copy of one section of the layout `held`, such as `grid`. Each key of the section whose values in the layouts
-    `old` and `new` differ is set to its value in `new`."""
+    """A copy of a section, such as `grid`, of the layout `held`. If a key of the section has different values in the
+    layouts `old` and `new`, the copy has the value in `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

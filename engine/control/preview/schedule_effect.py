@@ -86,9 +86,9 @@ class ScheduleEffect:
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
         """Estimates of `bubble`, the measured idle share of the pipeline, and of `bubble_bound`, the idle share in a
-        simulation of the schedule alone. `only_cut`: whether only the schedule or the number of micro-batches changes.
-        Otherwise the measured action times of each stage are scaled by a ratio: the planner's prediction for the new
-        knob values divided by its prediction for the old ones."""
+        simulation of the schedule alone. `only_cut`: whether no knob changes except the schedule and the number of
+        micro-batches. Otherwise the measured action times of each stage are scaled by a ratio: the planner's prediction
+        for the new knob values divided by its prediction for the old ones."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if not self._costs:
             return {}

@@ -48,9 +48,9 @@ def launch(
     - 1: a rank failed or could not be forked; the root cause is printed on stderr. If a rank failed,
       ``run_dir/failure.txt`` contains the reports of all ranks.
 
-    When all ranks have ended, and no stop was requested, `again` decides whether the run goes on. If `again` returns a
-    `Start`, the ranks that it describes are started, with the same hub. If `again` returns an exit status, the run ends
-    with that status; if it returns None, the run ends with a status from the list above.
+    When all ranks have ended, and no stop was requested, `again` decides whether the run goes on. If this callback
+    returns a `Start`, new ranks are started as the `Start` describes, with the same hub. If `again` returns an exit
+    status, the run ends with that status; if it returns None, the run ends with a status from the list above.
 
     Ranks must print through `sys.stdout`, which ignores failed writes, so that the run continues if the reader of its
     output exits.

@@ -72,8 +72,9 @@ class ContextParallel:
         window: int | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Compute causal attention, [B, H, S, C]. Each query attends to all tokens up to its own, only to the last
-        `window` of these, or as the masks of `documents` allow. G divides H."""
+        """Compute causal attention, [B, H, S, C]. By default, each query attends to all tokens up to its own. With
+        `window`, it attends only to the last `window` of these tokens. With `documents`, its masks determine to which
+        tokens a query attends. G divides H."""
         masks = documents.masks if documents else None
         if self.cp.size > 1:
             return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp, window, masks)

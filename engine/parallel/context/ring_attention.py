@@ -30,7 +30,7 @@ class VisibleBlock:
 
 def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
     """The visible part of the S x S scores of `rank`'s queries and `owner`'s keys. With the zigzag split, each rank has
-    two chunks, and the visible part is half of S x S for every owner."""
+    two chunks, and half of the scores are visible, whichever rank is the owner."""
     if owner == rank:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
     if owner < rank:  # the owner's first chunk is before both chunks of `rank`, its second chunk after both

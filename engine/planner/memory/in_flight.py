@@ -28,8 +28,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches with the same highest in-flight counts as `micro_batches` micro-batches. Tests
-    verify this by enumeration."""
+    """A small number of micro-batches that reaches the same maximum in-flight counts as a step with `micro_batches`.
+    Tests verify this by enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

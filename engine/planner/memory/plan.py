@@ -70,9 +70,9 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
 
 
 def least_bytes(job: Job) -> float:
-    """A lower bound on the memory of all ranks of an engine run together, in bytes. It includes the weights, gradients
-    and optimizer state that exist while the loss of the second micro-batch is computed, but no activations or
-    buffers."""
+    """A lower bound on the memory of a run of the engine, summed over all ranks, in bytes. It includes the weights,
+    gradients and optimizer state that exist while the loss of the second micro-batch is computed, but no activations
+    or buffers."""
     total = 0.0
     for pp in range(job.grid.pp):
         held = rank_parameters(job, pp)

@@ -116,8 +116,8 @@ class Bounds:
         return max(ranks) / sum(weights)
 
     def _models_in_flight(self, schedule: str, pp: int, virtual: int, m: int) -> float:
-        """Peak activations in flight on the first rank, in units of one micro-batch through the whole model. A
-        micro-batch in flight on a stage counts as this stage's share of the layers."""
+        """Peak activations in flight on the first rank, as a multiple of the activations of one micro-batch in all
+        layers of the model. A micro-batch in flight on a stage counts as this stage's share of the layers."""
         layers = [len(part) for part in split_layers(self.model, pp * virtual)]
         mine = [layers[stage] for stage in sorted(stages_of_rank(schedule, 0, pp, virtual))]
         reached = counts_in_flight(schedule, 0, pp, virtual, m)

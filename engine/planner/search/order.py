@@ -1,10 +1,10 @@
 """Which of two layouts is faster, and whether the predictions are certain enough to tell.
 
 The uncertainty of a predicted ratio of two step times is estimated from pairs of published layouts for the same
-workload (model, GPUs, batch, sequence length): for the share `held` of these pairs, the measured ratio differs from the
-predicted ratio by at most a certain factor. This uncertainty factor is smaller if both layouts split their layers in
-the same way, because both then run the same kernels and the same communication in each layer (`python -m tests.bench
-plan`, docs/measurements.md).
+workload (model, GPUs, batch, sequence length), as a factor: for most of these pairs (the fraction is `Limits.held`),
+the measured ratio differs from the predicted ratio by at most this factor. This uncertainty factor is smaller if both
+layouts split their layers in the same way, because both then run the same kernels and the same communication in each
+layer (`python -m tests.bench plan`, docs/measurements.md).
 
 A second rule for ordering two layouts uses no uncertainty factor; it compares the components of the step time
 (computation, recomputation, bubble, ...). If two layouts split their layers in the same way, the one with the longer
@@ -30,9 +30,10 @@ NEGLIGIBLE = 0.002  # time saved in a component that does not count, relative to
 
 
 class Limits(Struct, frozen=True):
-    """Uncertainty factors for the predicted ratio of the step times of two layouts. For the share `held` of the pairs
-    of published layouts, the measured ratio differs from the predicted ratio by at most this factor. `same_split`
-    applies if both layouts split their layers in the same way, and `other_split` if they do not."""
+    """Uncertainty factors for the predicted ratio of the step times of two layouts. `same_split` applies if both
+    layouts split their layers in the same way, and `other_split` if they do not. `held`: among the pairs of published
+    layouts to which a factor applies, the share whose measured ratio differs from the predicted ratio by at most this
+    factor."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor

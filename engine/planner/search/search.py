@@ -118,8 +118,8 @@ class _Search:
         )
 
     def _try_all(self, bounded: list[tuple[float, Choice]], capacity: float) -> Found | None:
-        """Plan the choices in order of their bounds on time. Returns the plan with the least memory among those that do
-        not fit, if there is one."""
+        """Plan one choice after another, the one with the lowest bound on the step time first. Returns the plan with
+        the least memory among those that do not fit, if there is one."""
         nearest: Found | None = None
         for seconds, choice in bounded:
             if self._is_done(seconds) or self.counts["planned"] >= MOST_PLANS:

@@ -7,10 +7,11 @@ Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamm
 
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
 network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, including those between domains; r
-such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower
-links, those inside a node or those between nodes, determine its time. The hierarchical algorithm has one phase inside
-the domains and one between them, in either order. The hierarchical algorithm sends fewer messages one after another
-than a ring, and sends only n/r (N-1)/N bytes over an outer link, but its phases do not overlap.
+such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so its transfer
+time is the time on the links inside the nodes or the time on the links between them, whichever is longer. The
+hierarchical algorithm has one phase inside the domains and one between them, in either order. The hierarchical
+algorithm sends fewer messages one after another than a ring, and sends only n/r (N-1)/N bytes over an outer link, but
+its phases do not overlap.
 """
 
 from functools import lru_cache

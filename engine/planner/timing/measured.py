@@ -11,8 +11,8 @@ HIERARCHICAL = "hierarchical"
 
 
 def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
-    """The cost of a measured algorithm. torch's algorithm is not known, so the latency of P - 1 messages and the bytes
-    of a ring are assumed."""
+    """How many messages and bytes `algorithm` sends. For the algorithm that torch chooses, which is not known, P - 1
+    messages and the bytes of a ring are assumed."""
     if kind in ("send", "ring"):
         return Cost(1, 1)
     if algorithm in ALGORITHMS.get(kind, {}) or algorithm in DOMINATED.get(kind, {}):

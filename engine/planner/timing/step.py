@@ -196,10 +196,10 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Exposed time of the sends between stages, in seconds. The sends that fill and drain the pipeline are exposed;
-        unless the framework release overlaps sends with computation, so are all sends of the rank that sends most. In a
-        pipeline of two ranks, each rank sends once per micro-batch; in a longer pipeline, the middle ranks send twice
-        per micro-batch."""
+        """Exposed time of the sends between stages, in seconds. The sends that fill and drain the pipeline are always
+        exposed. If the framework release does not overlap sends with computation, all sends of the rank that sends most
+        are added. In a pipeline of two ranks, each rank sends once per micro-batch; in a longer pipeline, the middle
+        ranks send twice per micro-batch."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0

@@ -31,8 +31,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     precision, and an all-gather distributes the encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
-    When the owner of a chunk encodes the sum, the sum is rounded once more. The `sent` that the chunk's owner returns
-    includes the error of this second rounding.
+    When the owner of a chunk encodes the sum, the sum is rounded once more. The owner adds the error of this second
+    rounding to its own `sent`.
     """
     P, n = axis.size, x.numel()
     c = chunk(method, n, P)

@@ -76,7 +76,8 @@ class Terminal:
         os.close(theirs)
 
     def read(self, seconds: float, until: bytes | None = None) -> bytes:
-        """Return what the app writes within `seconds`, or until its output matches the regular expression `until`."""
+        """Return what the app writes. Reading stops after `seconds`, or as soon as the output matches the regular
+        expression `until`."""
         end, found = time.monotonic() + seconds, b""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._ours], [], [], left)[0]:

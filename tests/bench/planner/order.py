@@ -58,7 +58,8 @@ class Pair(NamedTuple):
 class Calls(NamedTuple):
     """Counts the planner's decisions for pairs of layouts whose measured step times differ by more than `APART`.
     `called`: pairs for which the planner decides which layout is faster; `wrong`: how many of these decisions are
-    wrong; `left_open`: pairs without a decision. `held`: fraction of all pairs whose error is within the limits."""
+    wrong; `left_open`: pairs without a decision. `held`: for what fraction of all pairs (whatever their measured step
+    times) the error of the predicted ratio is within the limits."""
 
     called: int
     wrong: int
@@ -83,9 +84,9 @@ def _pair(a: Predicted, b: Predicted) -> Pair:
 
 
 def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
-    """Limits on the errors of pairs (`Pair.error`), calibrated so that the fraction `held` of the errors is within the
-    limit. Key True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all
-    other pairs. A limit is infinite if `pairs` has no pairs to which it applies."""
+    """Limits on `Pair.error`, each calibrated so that the errors of a fraction `held` of its pairs are within it. Key
+    True: the limit for pairs whose layouts split their layers in the same way; key False: the limit for all other
+    pairs. A limit is infinite if `pairs` has no pairs to which it applies."""
     found = {}
     for same in (True, False):
         errors = [pair.error for pair in pairs if pair.same == same]
@@ -114,9 +115,9 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
     """Lines of a report: for how many pairs the planner decides which layout is faster, with the stored fit and limits.
-    If there are pairs in `left_out`, which were predicted by a fit without the source that published them, further
-    lines report these counts for each confidence level in LEVELS and for each source, with limits calibrated on the
-    other sources."""
+    `left_out`: pairs predicted by a fit that did not use the source of the pair. If there are any, further lines report
+    these counts for each confidence level in LEVELS and, at the stored level, for each source. The limits for the
+    left-out pairs of a source are calibrated on the other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

@@ -4,7 +4,7 @@ python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ..
 
 The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
 one. For each change, the benchmark requests a preview, applies the change and measures the steps after it. If the
-measured effect exceeds the noise, the benchmark reports whether the predicted step time changed in the right direction.
+measured effect exceeds the noise, the benchmark reports whether the preview predicted its direction (faster or slower).
 The benchmark also reports whether each predicted interval contains the measured value. A preview whose interval
 contains the current step time predicts no direction; such previews are counted separately. The benchmark also prints
 how wide the intervals are, because a wide one contains almost any value.

@@ -92,7 +92,7 @@ def hybrid(
     mlp: Dense | Experts,
 ) -> Transformer:
     """A model with separate state-space, feed-forward and attention layers; the layers of each kind are spread evenly
-    over the model. `counts` is the number of state-space, feed-forward and attention layers. Without a pipeline, the
+    over the model. `counts`: three numbers of layers, state-space, feed-forward and attention. Without a pipeline, the
     order of the layers does not affect the times."""
     scan, attention = mixers
     kinds = (Layer(scan, None), Layer(None, mlp), Layer(attention, None))

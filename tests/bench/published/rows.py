@@ -23,8 +23,8 @@ PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 @dataclass(frozen=True)
 class Row:
     """One measured layout. If `job` is None, the planner cannot predict the step time of this row, and `note` gives the
-    reason. Rows with equal `layouts` are different layouts of the same workload: same source, release, model, GPUs,
-    batch, sequence length and precision."""
+    reason. `layouts` identifies the workload: rows in which it is equal have the same source, release, model, GPUs,
+    batch, sequence length and precision, and differ only in the layout."""
 
     source: str
     model: str

@@ -266,7 +266,7 @@ def titan(folder: Path) -> Any:
 
 
 def torchtitan_block(folder: Path, on: bool) -> Clock:
-    """Call `train` of torchtitan's trainer once, with `watch` if `on` is True; return the times of its steps."""
+    """Call `train` of torchtitan's trainer once; return the times of its steps. `on`: use the adapter (`watch`)."""
     from agents.loop.adapters.torchtitan import watch
 
     trainer, clock = titan(folder.parent), Clock()

@@ -38,8 +38,8 @@ def paired_board(refuses: bool = False) -> KnobBoard:
 
 
 def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """Let the ranks vote on `command` at the end of one step; the rank `refuses`, if given, votes against it. Returns,
-    for each rank, its knob board (the knobs with their values) and its acks.
+    """Let the ranks vote on `command` at the end of one step. If `refuses` is given, the rank with this number votes
+    against the command. Returns, for each rank, its knob board (the knobs with their values) and its acks.
     """
 
     def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:

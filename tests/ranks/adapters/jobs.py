@@ -43,7 +43,7 @@ class Job:
         return json.loads(done.stdout) if done.stdout else done.stderr
 
     def until(self, true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Wait until the run has a state for which `true` returns a true value, and return this state."""
+        """Wait until the predicate `true` holds for the run's state, and return this state."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             seen = self.cockpit("snapshot")

@@ -126,8 +126,8 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """A parity case: a layout, and the knob changes that an operator proposes during the run. `overrides` changes keys
-    of the layout file `of` in layouts/."""
+    """A parity case: a layout, and the knob changes that an operator proposes during the run. `of`: name of a layout
+    file in layouts/, without `.toml`. `overrides`: the keys of this layout to change, with their new values."""
 
     overrides: list[str]
     fp64: bool = False

@@ -267,7 +267,8 @@ def own_model(folder: Path) -> None:
 
 
 def one_after_the_other(folder: Path, model: list[str], layouts: dict[str, list[str]]) -> None:
-    """Train for six steps. The second layout resumes after two steps, the third after four."""
+    """Train each layout up to step 6. The second layout starts from the first one's checkpoint of step 2, the third
+    from the second one's checkpoint of step 4."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(layouts.items()):
         layout = load(LAYOUT, [*model, *overrides, "train.steps=6", "checkpoint.every=2"])

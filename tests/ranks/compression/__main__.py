@@ -99,8 +99,8 @@ def compared(context: RankContext, names: Iterable[str]) -> dict[str, object]:
 
 
 def moved(context: RankContext, folder: Path) -> None:
-    """Move experts, and write to moved.json how many of the experts' residuals changed through the move, how many are
-    then on another rank, and how many were not zero."""
+    """Move experts, and write three counts of the experts' residuals to moved.json: those whose values the move
+    changed, those that it put on another rank, and those that were not zero before the move."""
     layout = layout_of(SETTINGS["top_k"], *HSDP)
     meter = Meter(layout.model.layers, 8)
     trainer = Trainer(layout, meter, Operator({}, meter, Trace()))
@@ -133,8 +133,8 @@ def residuals_by_rank(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
 
 def resumed(folder: Path) -> None:
     """Train with each method in RESUMED, and again from a checkpoint of that run in the same layout. A checkpoint of
-    the run with top_k is also resumed on two ranks, in each layout in SMALLER. One more run with top_k moves experts to
-    other ranks."""
+    the run with top_k is also resumed on two ranks, in each layout in SMALLER. In another run with top_k, experts are
+    moved to other ranks (`moved`)."""
 
     def work(context: RankContext) -> None:
         for name in RESUMED:

@@ -4,9 +4,9 @@ python -m tests.ranks.memory FOLDER NAME ...
 
 Each rank writes `RANK.json`, with its peak memory during start-up, the bytes of its shards, and the measured and
 predicted peak memory of a step. For small models without a pipeline, the file also contains the measured and predicted
-bytes that the forward pass of a micro-batch keeps. For the prediction, the planner is given the measured ratio of token
-rows that the rank received to rows that it sent. `start_resident` is the process's peak resident memory during
-start-up, and `peak_resident` is its peak resident memory up to the end of the measured step.
+bytes that the forward pass of a micro-batch keeps. For the prediction, the planner is given a measured ratio: the
+number of token rows that the rank received, divided by the number that it sent. `start_resident` is the process's peak
+resident memory during start-up, and `peak_resident` is its peak resident memory up to the end of the measured step.
 """
 
 import json

@@ -111,8 +111,8 @@ def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
 def logical(
     trainer: Trainer, of: Callable[[nn.Parameter], Tensor | None] = lambda p: p.grad
 ) -> dict[str, Tensor]:
-    """By parameter name, the unsharded tensor that `of` returns for the parameter, by default its gradient. Experts are
-    in the order of their logical numbers, independent of their placement."""
+    """Maps each parameter's name to an unsharded tensor of this parameter: the result of the function `of`, by default
+    the gradient. Experts are in the order of their logical numbers, independent of their placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(of(p))})

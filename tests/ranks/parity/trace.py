@@ -65,8 +65,8 @@ def whole(grad: Tensor | None) -> Tensor:
 
 
 def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add `more` to `tensors`. If both contain a tensor of the same name (a tied embedding), the two must be
-    bit-identical."""
+    """Add the tensors of `more` to `tensors`. If both contain a tensor of the same name (a tied embedding), the two
+    must be bit-identical."""
     for name in tensors.keys() & more.keys():
         assert torch.equal(tensors[name], more[name]), f"copies of {name} differ"
     tensors |= more

@@ -88,7 +88,7 @@ class Walk:
         )
 
     def keys(self, of: Screen[Any] | None = None) -> Iterator[str]:
-        """The active keys; if `of` is given, only keys bound by the screen `of` and its widgets."""
+        """The active keys. If a screen is given as `of`, only the keys that this screen and its widgets bind."""
         for key, active in list(self.app.screen.active_bindings.items()):
             if of is None or (active.node is not self.app and active.node.screen is of):
                 self.pressed.add(active.binding.id or key)

@@ -208,7 +208,8 @@ class Peer:
 def poll_until(
     client: Client, true: Callable[[], object], turn: Callable[[], None] = lambda: None
 ) -> list[Update]:
-    """Poll the client, and run the ranks' steps, until `true()` returns true. Returns all updates received."""
+    """Poll the client until the condition `true` holds. Before each poll, call `turn`, for example to run the ranks'
+    steps. Returns all updates received."""
     deadline = time.monotonic() + DEADLINE_S
     seen: list[Update] = []
     while not true():

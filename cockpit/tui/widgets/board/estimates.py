@@ -68,8 +68,8 @@ def estimate_lines(
 
 
 def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine] | None:
-    """The row of an estimate, with the text that says how the value was estimated wrapped over several lines; None if
-    there is no room for this text beside the numbers."""
+    """The row of an estimate: the numbers and, beside them, `source` (how the value was estimated), wrapped over
+    several lines; None if there is no room for `source` beside the numbers."""
     at = numbers.width
     if width - at < LEAST_SOURCE:
         return None

@@ -321,8 +321,8 @@ class Charts(Panel):
         return charts[min(self.choices.current, len(charts) - 1)]
 
     def turn(self, by: int) -> bool:
-        """Make the chart `by` positions after the current one (before it if `by` is negative) the current chart. Return
-        False if there is no chart at that position."""
+        """Move to another chart: `by` positions forward, or backward if `by` is negative. Return False if there is no
+        chart at that position."""
         at = self.choices.current + by
         with self._store.lock:
             if not 0 <= at < len(self.metrics(self._store)):

@@ -212,8 +212,9 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """The value of a metric at a step (in a bucket of steps, its range), in the metric's unit. `found`: the segments of
-    the metric's curve over the steps in view; the value of a step outside the view is read from the run instead.
+    """The value of a metric at a step, in the metric's unit; if the step is in a bucket of several steps, the lowest
+    and highest value in the bucket. `found`: the segments of the metric's curve over the steps in view; the value of a
+    step outside the view is read from the run instead.
     """
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:

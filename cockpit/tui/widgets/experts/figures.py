@@ -165,8 +165,8 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """One column of a layer's history as a bar, whose cells are returned from top to bottom: the worse the worst value
-    in the column, the higher and brighter the bar."""
+    """One column of a layer's history as a bar, whose cells are returned from top to bottom. The bar shows the worst
+    value in the column: a worse value makes it higher and brighter."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

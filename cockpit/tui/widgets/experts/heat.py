@@ -67,7 +67,7 @@ class Fold:
 
 def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
     """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: leave a column
-    for the cursor and, if the width allows, room for each row's history of its hottest expert."""
+    for the cursor and, if the width allows, room beside each row for the highest load in the last samples."""
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
@@ -85,8 +85,9 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
     """The columns of load statistics beside the map: the longest prefix of `FEWEST` that leaves room for one cell for
-    each of the `count` experts. If one cell per expert does not fit even without these columns, experts share cells,
-    and `width` alone decides whether the result is all of `FEWEST`, only its first column, or none."""
+    each of the `count` experts. If one cell per expert does not fit even without these columns, experts share cells.
+    The result is then all of `FEWEST` if this leaves at least 8 cells for the map; else the first column, if `width` is
+    at least 15; else no column."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]

@@ -54,7 +54,7 @@ class StepMap:
 
     @classmethod
     def recent(cls, at: Shown, columns: int) -> "StepMap":
-        """A map of the newest kept load statistics up to the shown sample, with one record per column."""
+        """A map whose last column is the shown sample; each column before it is one kept record, oldest first."""
         kept = at.history.figures
         end = kept.find(at.frame.last)
         numbers = range(max(0, end + 1 - columns), end + 1) if end is not None else range(0)

@@ -158,7 +158,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The index in `found` of the replica to show; selecting a rank of another replica switches to that one."""
+        """The index in `found` of the replica to show. When the user selects a rank, its replica is shown."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -338,8 +338,8 @@ class TimelinePanel(Panel):
             self.start_ms = self.cursor_ms - 3 * self.length_ms / 4
 
     def action_zoom(self, by: float) -> None:
-        """Zoom the time axis: multiply the length of the visible window by `by`. The new window is centred on the
-        cursor or, if the cursor is outside the window, keeps its centre."""
+        """Zoom the time axis: the visible window becomes `by` times as long. The new window is centred on the cursor
+        if the old window contains it, else on the centre of the old window."""
         if self._layout is None:
             return
         whole, window = self._layout.pipeline.window_ms, self._layout.window

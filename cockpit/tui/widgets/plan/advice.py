@@ -126,8 +126,8 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
 
 
 def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
-    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if steps
-    become faster over the whole interval."""
+    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if both of
+    its ends are below 0 %."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
         words = one.candidate.words
@@ -150,8 +150,8 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
 
 
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
-    """Lines about one level of the network: what bounds the step time at this level, and the time that each possible
-    bound alone would take."""
+    """Lines about one level of the network: what limits the step time at this level, and how long a step would take if
+    it were limited only by computation, only by bandwidth, or only by message latency."""
     lines = [
         rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]

@@ -261,7 +261,8 @@ def _gravity(code: int) -> int:
 
 
 def _marked(codes: list[int], here: int) -> list[int]:
-    """`codes` with the cursor at the index `here`; without a cursor if `here` is -1."""
+    """`codes`, with the code of the cell under the cursor replaced by `HERE`. `here`: the index of this cell; -1 if the
+    cursor is in another line."""
     return codes if here < 0 else [*codes[:here], HERE, *codes[here + 1 :]]
 
 
@@ -325,8 +326,8 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend's note that a line shows the worse of two rows. An empty list if each line shows one row, or if the
-    terminal can colour the upper and the lower half of a cell separately, so that a line can show two rows.
+    """The legend's note that a line shows the worse of two rows. An empty list if each line has only one row, or if it
+    shows both rows because the terminal can colour the upper and the lower half of a cell separately.
     """
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []

@@ -204,8 +204,8 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """A line with the values of the columns that did not fit, and the number of ranks in the largest process group
-        of the axis; items that do not fit are omitted."""
+        """A line below the row of an axis: the values of the columns for which the row has no room (`rest`), and the
+        number of ranks in the largest process group of the axis. Items for which the line has no room are omitted."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
         values = [(one.head, one.text(row, self.scale).strip()) for one in rest]
         words = [MORE[head].format(value) for head, value in values if not value.startswith(format.MISSING)]

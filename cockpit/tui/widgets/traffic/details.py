@@ -165,7 +165,8 @@ def hottest_pairs(
     store: Store, matrix: Matrix, colours: Palette, most: int, chosen: frozenset[int] | None = None
 ) -> list[StripLine]:
     """The (sender, receiver) pairs with the most bytes. Without a filter, at most one pair is listed for each square
-    block of the matrix (`Matrix.tile`). With a filter, only pairs of the `chosen` ranks are listed."""
+    block of the matrix (`Matrix.tile`). With a filter, `chosen` holds the ranks that match it, and only pairs of two
+    such ranks are listed."""
     if chosen is not None:
         among = matrix.between(chosen, chosen, coarse=False)
         pairs, each = heapq.nlargest(most - 1, among, key=hotter), " among the ranks of the filter"

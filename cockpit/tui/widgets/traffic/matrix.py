@@ -176,8 +176,8 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source + down, destination + right))
 
     def _places(self, view: View, ranks: tuple[int, int]) -> tuple[int, int]:
-        """The row of the first and the column of the second of two `ranks` in the view; in a view of nodes, those of
-        the ranks' nodes."""
+        """The row and the column in which the view shows a pair of `ranks` (source, destination). In a view of nodes,
+        these are the row of the source's node and the column of the destination's node."""
         if not isinstance(view, NodeView):
             return ranks
         hellos = self._store.state.hellos

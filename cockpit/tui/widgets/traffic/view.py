@@ -184,7 +184,8 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 def _fold(count: int, room: int, least: int) -> int:
     """How many ranks or nodes must share a row (or column) so that all `count` of them fit into `room` rows (or
-    columns). The result is the smallest such number that is `least` times a power of two."""
+    columns). Candidates are `least` and its multiples by powers of two; the result is the smallest candidate that
+    suffices."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2

@@ -229,8 +229,8 @@ class _Rank:
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
     """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only near the
-    start and the end of a step, so from 2 `ranks` + 1 micro-batches on, this number stays the same. Other schedules
-    split all backward passes or none."""
+    start and the end of a step, so if a step has more than 2 micro-batches per rank, further micro-batches do not
+    change this number. Other schedules split all backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

@@ -123,8 +123,8 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the hub has updates for its clients, but woke up before it may serve them again, it next sleeps only for
-    `FLUSH_MS`, not for `IDLE_MS`.
+    """If the hub wakes up less than `FLUSH_MS` after it last sent updates to its clients, it sends none yet, and next
+    sleeps for `FLUSH_MS`, not for `IDLE_MS`.
     """
     waits: list[float] = []
     early_ms = 1e12  # each round is early

@@ -60,7 +60,8 @@ LOSS = 4  # size of a scalar loss in bytes
 
 
 class OneStage:
-    """The model of a layout as a single pipeline stage in this process, with the weights in `train.precision`."""
+    """The model of a layout as a single pipeline stage in this process, with weights of the dtype
+    that `train.precision` names."""
 
     def __init__(self, overrides: list[str]):
         layout = load(DEMO, [*ALONE, *overrides])

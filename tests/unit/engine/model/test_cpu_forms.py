@@ -23,7 +23,7 @@ def test_softmax(width: int) -> None:
 
 
 def plain(x: Tensor, table: Tensor) -> Tensor:
-    """The plain rotary embedding: it rotates pairs that take one element from each half of a head."""
+    """The plain rotary embedding: it rotates pairs of elements, one from each half of a head."""
     cos, sin = table[0, ..., : x.shape[-1] // 2], table[1, ..., x.shape[-1] // 2 :]
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

@@ -215,8 +215,8 @@ def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what:
 
 
 def test_with_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
-    """DeepSeek-V3, eq. 17-20: the balancing loss counts the experts with each token's K highest unbiased scores, in any
-    group."""
+    """DeepSeek-V3, eq. 17-20: for each token, the balancing loss counts the K experts with the highest unbiased scores,
+    whatever their group."""
     layer, _ = layer_of(
         KnobValues(aux_scale=0.25, aux_loss_coef=0.5),
         balance="aux+bias",

@@ -136,8 +136,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects the strides, so this test
-    imitates the CUDA kernel: it passes a view of the log-sum-exp's memory with contiguous strides to the CPU kernel."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel respects the strides, so this test passes
+    it the log-sum-exp's memory as if it were contiguous, which is how the CUDA kernel reads it."""
     kernel = flash_attention.backward
 
     def by_pointer(

@@ -37,7 +37,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def seconds(one: Exchange, machine: Hardware) -> float:
-    """The predicted time of one of the collectives that `one` describes, without overlap."""
+    """The predicted time of one run of an exchange, without overlap."""
     if one.copies > 1:
         return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, machine)
     return collective_time(one.kind, one.bytes, one.ranks, one.stride, machine)

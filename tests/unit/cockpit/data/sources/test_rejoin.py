@@ -1,4 +1,5 @@
-"""Tests when the cockpit shows the state of a restarted hub instead of the last state before the restart."""
+"""Tests that after a hub restart, the cockpit keeps showing the last state before the restart until ranks have joined
+again."""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,8 @@
 """The format of a recording, which holds a run's updates in `run.db`. The command journal is a separate file.
 
 A recording is divided into segments. A segment begins with a snapshot (the state of the run after a given update),
-followed by the updates after the snapshot. So each segment can be read without the others, and old segments can be
-thinned or deleted one at a time. If updates are missing between two rows, a new segment begins after the gap. A row
+followed by the updates after the snapshot. So the state of the run can be built from one segment alone, except for the
+metric curves of a thinned segment, and old segments can be thinned or deleted one at a time. If updates are missing between two rows, a new segment begins after the gap. A row
 holds the updates of a few hundred milliseconds, with timestamps from the hub's clock, packed as in messages and then
 compressed.
 

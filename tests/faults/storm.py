@@ -22,7 +22,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess
 
 OUTSTANDING = 6  # proposals of one operator
 OPERATORS = 2
-TWICE = 0.1  # fraction of the proposals that another operator later sends again
+TWICE = 0.1  # probability, in each turn of an operator, that it also uses the id of an earlier proposal again
 DEADLINE_S = 60.0  # maximum time until the last proposals are settled
 
 ASKS: tuple[tuple[str, float], ...] = (("legal", 0.8), ("illegal", 0.1), ("illegal together", 0.1))

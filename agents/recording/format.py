@@ -2,9 +2,9 @@
 
 A recording is divided into segments. A segment begins with a snapshot (the state of the run after a given update),
 followed by the updates after the snapshot. So the state of the run can be built from one segment alone, except for the
-metric curves of a thinned segment, and old segments can be thinned or deleted one at a time. If updates are missing between two rows, a new segment begins after the gap. A row
-holds the updates of a few hundred milliseconds, with timestamps from the hub's clock, packed as in messages and then
-compressed.
+metric curves of a thinned segment, and old segments can be thinned or deleted one at a time. If updates are missing
+between two rows, a new segment begins after the gap. A row holds the updates of a few hundred milliseconds, with
+timestamps from the hub's clock, packed as in messages and then compressed.
 
 In a thinned segment, the records of ranks and of the expert load (`OF_A_MOMENT`) have been deleted; the run's curve,
 events, commands, knobs and hellos are kept. If the segment continues the previous one, its snapshot has no curve,

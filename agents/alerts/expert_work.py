@@ -29,8 +29,8 @@ class ExpertWork:
         self._baselines: dict[int, float] = {}
 
     def expected(self, rank: int, usual: float) -> float:
-        """The expected own time of a rank, given the load of its experts; at least `usual`, the reference time for all
-        ranks of the stage."""
+        """How long the rank should take for a step, not counting the time spent waiting for other ranks, with the
+        current load of its experts; at least `usual`, the baseline of the rank's peers."""
         hello = self._state.hellos[rank]
         place = hello.coords.get("ep")
         if place is None or len(self._same_experts) < 2:

@@ -82,8 +82,8 @@ class Baseline:
         return (now, median(self.usual)) if self._is_far(now, share) else None
 
     def first_high(self, share: float) -> int:
-        """The position in `newest` of the first value far above the baseline, counted from the end (1 is the last
-        value); also 1 if no value is so high."""
+        """The position in `newest` of the oldest value far above the baseline, where 1 is the last value, 2 the one
+        before it, and so on; also 1 if no value is so high."""
         return _first(self.newest, lambda value: self._is_far(value, share))
 
     def _is_far(self, value: float, share: float) -> bool:
@@ -96,7 +96,8 @@ class Baseline:
 
 
 def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
-    """The position of the first high value, counted from the end (1 is the last value); also 1 if no value is high."""
+    """The position in `values` of the first value for which `high` is true, where 1 is the last value, 2 the one before
+    it, and so on; also 1 if there is no such value."""
     flags = [high(value) for value in values]
     return len(flags) - flags.index(True) if True in flags else 1
 

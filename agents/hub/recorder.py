@@ -44,8 +44,8 @@ class Limits:
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """Limits of a recording whose segments with all updates take at most `megabytes` (10**6 bytes); None if nothing
-        is to be recorded."""
+        """Limits of a recording in which the segments that are not thinned, and so keep every update, take at most
+        `megabytes` (10**6 bytes) in total; None if `megabytes` is not positive, because then nothing is recorded."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6

@@ -178,7 +178,7 @@ class Loop:
         self.quietly(self._stack.close)
 
     def at(self, step: int, text: str) -> None:
-        """Set the current operation of this rank, which the pulse reports."""
+        """Set the current operation of this rank, which its heartbeat (`Pulse`) reports to the hub."""
         self.doing = (step, text, time.monotonic())
 
     def _operation(self) -> tuple[int, str, float]:

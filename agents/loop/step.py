@@ -78,7 +78,7 @@ class StepReport:
     def report_experts(
         self, loads: Mapping[int, Sequence[int]], dropped: Mapping[int, int] | None = None
     ) -> None:
-        """Report the expert load of the whole job: for each layer, the number of token-expert pairs of each expert.
+        """Report the expert load of the whole job: for each layer, the number of tokens routed to each expert.
         `dropped`: for each layer, how many token-expert pairs were dropped because they exceeded their expert's
         capacity. Only rank 0's report is used.
         """

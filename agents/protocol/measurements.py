@@ -1,5 +1,5 @@
-"""Messages for measurements of devices and machines, for expert load, and for requests that ranks send
-samples."""
+"""Messages with measurements of devices and machines, messages with the expert load, and the message that asks ranks
+to send samples."""
 
 from typing import Annotated, Final
 
@@ -57,8 +57,8 @@ class LoadSummary(Struct, array_like=True, frozen=True):
 
 
 class Loads(Message, frozen=True):
-    """A summary of every layer's load, sent by rank 0 at each step. The load of each single expert is in `Experts`,
-    which is sent less often.
+    """A summary of the expert load of every MoE layer, sent by rank 0 at each step. The load of each single expert is
+    in `Experts`, which is sent less often.
     """
 
     step: Count

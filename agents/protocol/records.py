@@ -104,8 +104,8 @@ class Step(Message, frozen=True):
 
     @property
     def own_ms(self) -> float:
-        """Step time without the time spent waiting for other ranks. The step time itself is equal on all ranks, whereas
-        the own time shows which rank is the slowest.
+        """Step time without the time spent waiting for other ranks. The step time itself is equal on all ranks, so only
+        the time without waiting shows which rank is the slowest.
         """
         return max(0.0, self.step_ms - self.waited_ms)
 
@@ -286,6 +286,6 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank cannot come back. A stopped or silent process may come back. A lost process on another
-        machine may also come back, because the hub cannot check whether it has ended."""
+        """Whether the rank cannot come back. A stopped or silent process may come back. The hub cannot check whether a
+        lost process on another machine has ended, so such a process also counts as one that may come back."""
         return self.clean or self.process == "ended"

@@ -54,7 +54,8 @@ Previewer = Callable[[Changes], Previewed]
 
 
 class HubLink:
-    """Sends the messages in the outbox, and a pulse and vital signs each second; receives messages from the hub."""
+    """Sends the messages in the outbox and, each second, a heartbeat (`Pulse`) and measurements of the device and the
+    machine (`Vitals`); receives messages from the hub."""
 
     def __init__(
         self,

@@ -199,9 +199,9 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks that must send their all-to-all bytes per destination rank in this step. In a run with at most
-        `UNASKED` ranks, all ranks send these bytes every `EVERY` steps. In all other cases, a rank sends these bytes
-        only if a client has requested them.
+        """The ranks that must report, for this step, how many all-to-all bytes they sent to each destination rank. In a
+        run with at most `UNASKED` ranks, all ranks report these numbers every `EVERY` steps. In all other cases, a rank
+        reports them only if a client has requested them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

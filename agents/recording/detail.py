@@ -31,8 +31,8 @@ def curve_between(
     seq: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Curve | None:
-    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub process `epoch`. `cancelled` is
-    called for each row; if it returns true, the result is None.
+    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub process with the id `epoch`.
+    `cancelled` is called for each row; if it returns true, the result is None.
     """
     recording.check_rows()
     curve = Curve()

@@ -48,8 +48,9 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The final states of the hub processes that ran before the hub process `epoch`, newest first; a process is skipped
-    if its last segment contains no hello message of the leader rank.
+    """The final states of all hub processes in the recording, newest first, except the current one, whose id is
+    `epoch`. A process is skipped if its last segment contains no hello message of the leader rank, or was written with
+    another protocol version.
 
     Raises RecordingError if the remaining states cannot be read, NothingRecordedError if nothing is recorded.
     """

@@ -141,7 +141,8 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
 
 
 def unpack(packed: msgspec.Raw) -> Update:
-    """Decode one update; returns `Unknown` for a kind of a newer release, or for a malformed record of a rank.
+    """Decode one update. Returns `Unknown` if this release does not know the kind of the update, because a newer
+    release wrote it, or if the update is a malformed record of a rank.
 
     Raises RecordingError for any other malformed update.
     """

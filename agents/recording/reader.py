@@ -152,7 +152,7 @@ class Recording(Tables):
         return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
 
     def at_seq(self, seq: int, epoch: str | None = None) -> Position:
-        """The position after update `seq` of the hub process `epoch` (default: the last hub process)."""
+        """The position after update `seq` of the hub process with the id `epoch` (default: the last hub process)."""
         self.check_rows()
         segments = self.segments()
         epoch = epoch or segments[-1].epoch

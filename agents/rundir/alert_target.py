@@ -12,9 +12,9 @@ LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
 
 
 class AlertTarget(NamedTuple):
-    """Where a hub sends alerts: to the command line `words` or, if `post` is set, to the URL `words[0]`. Messages name
-    the target by `shown`, which is only the host if the target is a URL: a URL may contain a secret, and every client
-    can read the log.
+    """Where a hub sends alerts. For each alert, the hub runs the command `words` and passes the alert to its standard
+    input or, if `post` is set, posts the alert to the URL `words[0]`. Messages name the target by `shown`, which is
+    only the host if the target is a URL: a URL may contain a secret, and every client can read the log.
     """
 
     words: list[str]

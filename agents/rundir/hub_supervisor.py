@@ -187,9 +187,9 @@ def hub_of(
     this process starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
     The hub's sockets are in the directory `sockets` or, if it is None, in a new directory. When the hub ends, it
-    removes its sockets, and the directory if it is empty. If `sockets` is None, this process removes what a killed hub
-    has left in the new directory. With `listen`, the hub also listens on TCP. Raises RunError if `hub` does not refer
-    to a live hub.
+    removes its sockets, and the directory if it is empty. If `sockets` is None, this process also removes the sockets
+    and the new directory at the end, in case the hub was killed before it could do so. With `listen`, the hub also
+    listens on TCP. Raises RunError if `hub` does not refer to a live hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None

@@ -103,8 +103,9 @@ def wants_relay(place: Place | None, environ: Mapping[str, str] = os.environ) ->
 def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
-    """Yield how this rank connects to the hub: through the relay of its node if the job uses relays, otherwise
-    directly, as `reached` says. Local rank 0 starts the relay, and ends it when this context closes.
+    """Yield the endpoint and key with which this rank connects to the hub: those of the relay on its node if the job
+    uses relays, otherwise `reached`, those of the hub itself (None: the run has no hub). Local rank 0 starts the relay,
+    and ends it when this context closes.
 
     Raises RunError if `COCKPIT_RELAY` is invalid.
     """

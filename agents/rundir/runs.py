@@ -49,8 +49,9 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     folder, or an ``ipc://`` or ``tcp://`` URL.
 
     An ipc URL contains the path of the socket directory or of a socket in that directory. `None` selects the newest
-    live run. A hub on another machine is reached over TCP if its run folder is on a shared file system. Raises RunError
-    if the run does not exist, if its hub is not alive, or if its hub cannot be reached from this machine.
+    live run. If the hub of a run runs on another machine, its TCP address is read from `hub.json` in the run folder, so
+    this folder must be on a file system that both machines share. Raises RunError if the run does not exist, if its hub
+    is not alive, or if its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)

@@ -1,8 +1,8 @@
 """The newest record of each rank, stored as msgpack bytes and decoded on each read.
 
 A decoded record with a long list takes about ten times the memory of its msgpack encoding: the all-to-all rows of 4,096
-ranks with 64 destinations each take 25 MiB as objects. A client rarely reads a record with such a long list, so it is
-kept as msgpack bytes.
+ranks, with 64 destinations in each row, take 25 MiB in total as Python objects. A client rarely reads a record with
+such a long list, so it is kept as msgpack bytes.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping

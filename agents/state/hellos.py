@@ -1,8 +1,9 @@
 """The hello messages of all ranks (the first message of a rank, with its properties), with equal strings and facts
 stored only once.
 
-Most strings and facts are equal on all ranks, or on ranks with the same experts. If each were stored in full, the hello
-messages of 4,096 ranks would take 15 MiB.
+Most strings in the hello messages, such as the run's name, are equal on all ranks. The facts (a dictionary of
+properties to show, such as the model size) are usually equal on all ranks, or on ranks with the same experts. If
+each were stored in full, the hello messages of 4,096 ranks would take 15 MiB.
 """
 
 from collections.abc import Mapping
@@ -61,6 +62,6 @@ class Hellos(dict[int, Hello]):
 
 
 def _equal(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two sets of facts, whose keys must be in the same order, are equal in values and types. The types matter
-    because True == 1, but the two are shown differently."""
+    """Whether two dictionaries of facts are equal in keys, values and types of values. The caller must make sure that
+    both have their keys in the same order. The types matter because True == 1, but the two are shown differently."""
     return one == other and [*map(type, one.values())] == [*map(type, other.values())]

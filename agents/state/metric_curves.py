@@ -125,8 +125,8 @@ class Curve:
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
         """`part` contains values of one metric. Insert those that are older than this curve's oldest value of that
-        metric. If this curve has no value of the metric, insert those of all steps less than `before` (None: of all
-        steps).
+        metric. If this curve has no value of the metric yet, insert the values of `part` for all steps before the step
+        `before`, or all values of `part` if `before` is None.
         """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before

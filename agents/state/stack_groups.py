@@ -169,8 +169,9 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
     """Text such as `wait (train.py:120)`: the innermost function, and the innermost line of the program's own code. If
-    this line is the same in another stack, the text instead names the outermost line at which the two stacks differ
-    and, unless the innermost function belongs to an installed package, the function that is called at this line.
+    this line is the same in another stack, the text instead names the outermost line at which the two stacks differ,
+    and the function that is called at that differing line. If this function belongs to an installed package, the text
+    still names the innermost function.
     """
     if not frames:
         return "no Python code"

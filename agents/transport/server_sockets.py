@@ -222,8 +222,8 @@ class ServerSockets:
         return self._sockets[peer[:1]].role(peer)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame; return False if the peer's queue is full, if the peer has left, or if `role` returns None for
-        it."""
+        """Send a frame; return False if the peer's queue is full, if the peer has left, or if the peer's key is revoked
+        or no longer listed."""
         server_socket = self._sockets[peer[:1]]
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 

@@ -188,8 +188,9 @@ class WrappedLoop(Loop):
     # ------------------------------------------------------------------------------------------ rounds
 
     def _round(self) -> None:
-        """Apply rank 0's decision of the previous round, vote on the change that it contains, and submit the report for
-        this round."""
+        """Read rank 0's decision of the previous round. If it contains all ranks' votes on a knob change, apply this
+        change unless a rank objected. If it proposes a new change, vote on it. Then submit the report for this round,
+        with the vote."""
         assert self._step is not None
         number, self._number = self._number, self._number + 1
         vote: str | None = None

@@ -49,8 +49,10 @@ class Shown:
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
-        """The lowest and the highest value of each statistic of a layer's expert load, such as the load of its hottest
-        expert, in the frame of `history.figures` at the last step shown; None if there are no values."""
+        """Statistics of a layer's expert load at the last step shown (or at the last step before it that has them),
+        such as the load of its hottest expert. Old steps are merged, so the result is the lowest and the highest value
+        of each statistic over the merged steps; the two are equal if the step was not merged. None if there are no
+        values."""
         frames = self.history.figures
         at = frames.find(self.frame.last)
         low, high = frames.row(frames[at], layer) if at is not None else ((), ())
@@ -120,8 +122,9 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """How many experts are dead, in how many layers, and the worst of them; the same for the hot experts. A health
-    state that no expert has is omitted."""
+    """For the dead experts, and for the hot ones: how many there are, in how many layers, and the worst expert. The
+    worst dead expert is the one that has been dead for the longest time; the worst hot expert is the one with the
+    highest load. A health state that no expert has is omitted."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 

@@ -64,7 +64,8 @@ class Scroll:
 
 
 def _lines_above(at: int, height_of: Callable[[int], int], most: int) -> list[tuple[int, int]]:
-    """The lines of the items above item `at`, from top to bottom: the nearest `most` lines."""
+    """The lines of the items above item `at`, from top to bottom. `most`: the maximum number of lines; if there are
+    more, those nearest to the item are returned."""
     lines: list[tuple[int, int]] = []
     item = at - 1
     while item >= 0 and len(lines) < most:

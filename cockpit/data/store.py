@@ -214,7 +214,7 @@ class Store:
         return self.live.clock() - self.clock() if self.live else None
 
     def marked(self) -> None:
-        """Note that `named_marks` has changed, so that the curves are redrawn."""
+        """Have the curves redrawn. Called after `named_marks` has changed."""
         self._curves_changed()
         if self.live:
             self.live.marked()

@@ -107,7 +107,8 @@ class BoardController:
 
     @_key
     def move_cursor(self, by: int) -> None:
-        """Move the cursor to another row; a typed value becomes an edit."""
+        """Move the cursor to another row. A value that the user has typed in the old row is first added to the unsent
+        changes; if it is not legal, the cursor stays."""
         if self._accept_typed() and rows(self.store):
             self.edits.row = (self.edits.row + by) % len(rows(self.store))
 

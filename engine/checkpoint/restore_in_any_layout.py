@@ -51,10 +51,10 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield dicts with the tensors of gradient compression to load; the tensors of one dict are loaded together. All
-    ranks yield the same number of dicts. The first dict has PowerSGD's factors, and each further dict has one saved
-    residual of each parameter. Loaded factors replace the current factors; the residuals loaded for one parameter are
-    summed.
+    """Yield dicts of the tensors to load for the state of gradient compression, that is, its residuals and PowerSGD's
+    factors. The tensors of one dict are loaded together. All ranks yield the same number of dicts. The first dict has
+    PowerSGD's factors, and each further dict has one saved residual of each parameter. Loaded factors replace the
+    current factors; the residuals loaded for one parameter are summed.
     """
     compression = state.compression
     assert compression

@@ -202,7 +202,8 @@ def _checkpoint_in(
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
     """An error message if this run's training text, which has the digest `data`, differs from the checkpoint's training
-    text; else None. Different training text is allowed if the layout key data.digest is set to `data`."""
+    text; else None. A different text is allowed if the layout's key data.digest contains the digest of this run's text,
+    which is the value of `data`."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -281,8 +282,8 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those knob values in `values` that are legal in it. For each value that is not legal, `warn` is
-    called and the layout keeps its own value."""
+    """Set knobs in a copy of `layout` to their values in `values`, and return the copy. For each value that is not
+    legal in this layout, `warn` is called and the knob keeps the layout's value."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

@@ -4,7 +4,7 @@
     model.layers.3.mlp.experts.gate.7       expert 7, a whole tensor on the rank that has it
     optimizer.exp_avg.layers.3.attention.q  also a DTensor
     optimizer.step.layers.3.attention.q     a number
-    residual.1.layers.3.attention.q         the residual of compressed gradients that holder 1 has
+    residual.1.layers.3.attention.q         gradient-compression residual; 1: index among the ranks that keep one
     factor.0.layers.3.attention.q           PowerSGD's factor for the shard at position 0 of a replica
 
 In each replica, every rank that computes its own gradient of a parameter keeps a residual of the parameter: every tp
@@ -100,8 +100,9 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's residual of a parameter, with the names under which a checkpoint stores the residual of
-        holder number `holder`."""
+        """Yield (name, tensor) pairs for this rank's residual of a parameter, that is, the part of its gradients that
+        compression has not sent yet. Several ranks keep a residual of the same parameter, and a checkpoint stores each
+        under its own name: the names are those for the rank with index `holder` among these ranks."""
         assert self.compression
         value = with_layout_of(parameter, self.compression.residual(parameter))
         yield from self._whole(f"residual.{holder}", name, value)

@@ -17,8 +17,9 @@ HEAD = """# Layout: every key
 <!-- Generated from the schema by `engine reference > docs/train/layout.md`; a test compares the two. -->
 
 A layout is a TOML file that describes a run. `section.key=value` on the command line overrides a key; the value `none`
-removes it. `engine run` refuses illegal values and combinations in one sentence before it starts any rank. Example
-layouts are in `layouts/`. The run's folder holds the complete layout, overrides included, as `layout.toml`.
+removes it. If a value or a combination of values is illegal, `engine run` prints a one-sentence error and starts no
+rank. Example layouts are in `layouts/`. The run's folder holds the complete layout, overrides included, as
+`layout.toml`.
 """
 
 

@@ -13,7 +13,8 @@ RANKS = (1, 2, 4, 8, 16, 32, 64)  # values that the knob `compression_rank` offe
 
 @dataclass(frozen=True)
 class CompressionValues:
-    """The compression method of one step and its parameters (in a layout: the keys of [compression])."""
+    """The gradient compression method of one step and its parameters. The fields are named like the keys of the section
+    [compression] in a layout file."""
 
     method: Method = "none"
     ratio: float = 0.01

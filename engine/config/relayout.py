@@ -87,8 +87,8 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Yield legal layouts that train the same job as `layout` on fewer or equally many ranks (minimum `least`, maximum
-    `most`). No parallel axis is larger than in `layout`. Layouts with more ranks come first. Among layouts with the
+    """Yield legal layouts with at least `least` and at most `most` ranks that are like `layout` except for the sizes of
+    the parallel axes. No axis is larger than in `layout`. Layouts with more ranks come first. Among layouts with the
     same number of ranks, those that reduce dp_replicate or dp_shard come before those that reduce cp, ep, tp or pp.
     """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}

@@ -1,4 +1,5 @@
-"""The knob board's actions for the whole run: pause, resume and stop."""
+"""The actions pause, resume and stop, which operators can request while a run is live, just as they change its
+knobs."""
 
 from agents.rank.knob_board import Knob, action
 

@@ -1,8 +1,9 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks of a stage compute the same new expert maps (which rank holds which expert) from the same recent loads, which
-one all-reduce provides. Then all ranks allocate buffers and vote. If any rank votes against the move, no expert moves.
-Values are copied bit for bit, so a placement does not change the results of training.
+An all-reduce gives all ranks the same recent loads of the experts. From these loads, all ranks of a stage compute the
+same new expert maps (which rank holds which expert). Then all ranks allocate buffers and vote. If any rank votes
+against the move, no expert moves. Values are copied bit for bit, so a placement does not change the results of
+training.
 """
 
 import hashlib
@@ -78,8 +79,9 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, how many tokens each ep rank routes to each expert in a step, indexed by [ep rank, expert]: a
-        moving average, summed over all ranks of the job."""
+        """For each layer, an array [ep rank, expert]: how many tokens of a step the ranks with this index on the ep
+        axis route to the expert, as a moving average. The counts of all ranks with the same ep index are summed. An
+        all-reduce gives all ranks of the job the same arrays."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"

@@ -1,5 +1,5 @@
-"""The knob board of a training run, with the functions that apply changes to the pipeline, the shards and the
-experts."""
+"""Makes the knob board of a training run: the settings (knobs) that operators can change while it is live, with the
+functions that apply a change to the pipeline, the shards or the experts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -26,8 +26,8 @@ from engine.data.shards import DataError, Source
 class Batch:
     """Consecutive samples of a step: token ids [count, seq_len + 1]. `starts` [count, seq_len]: the position in the
     sample where the document of each input token starts, 0 for a document that began in an earlier sample; None if not
-    requested. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has no
-    epochs."""
+    requested. `epochs`: the first and the last epoch of each source in the whole step; empty if samples are drawn at
+    random from the text, without epochs."""
 
     tokens: NDArray[np.int64]
     starts: NDArray[np.int64] | None = None

@@ -77,8 +77,8 @@ class SampleOrder:
 
     def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
         """For each sample number, given as a block and a position in the block: its source, and its number among the
-        samples of this source, counted through all blocks. With weights, the samples of a source are numbered in
-        ascending order; without weights, their order in each block is shuffled."""
+        samples of this source, counted through all blocks. With weights, this number increases with the position in the
+        block; without weights, the numbers within a block are shuffled."""
         source, nth = np.empty_like(within), np.empty_like(within)
         for b in {*blocks.tolist()}:
             here = blocks == b

@@ -55,9 +55,9 @@ def train(
     restart: Restart | None = None,
     on_restarted: Callable[[Restarted], None] = lambda _: None,
 ) -> str | None:
-    """Train `layout` until its last step, as the rank that `context` describes. If `resume` is given, start from that
-    checkpoint. If an operator has changed the layout, returns the text of the new layout, in which the run continues;
-    else returns None.
+    """Run the training that `layout` describes until its last step, or until it is stopped earlier, on the rank that
+    `context` describes. If `resume` is given, start from that checkpoint. If an operator has changed the layout,
+    returns the text of the new layout, in which the run continues; else returns None.
 
     `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
     `on_restarted` is called on rank 0 after the first step that follows a restart.

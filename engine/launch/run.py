@@ -79,8 +79,8 @@ def run_layout(
     on_restarted: Callable[[Restarted], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and return the exit status: 0 if training is done or SIGTERM or SIGHUP stopped it, 1 if a rank
-    failed, 2 if a rank refused to start, 130 after Ctrl-C.
+    """Train the model that `layout` describes and return the exit status: 0 if training is done or SIGTERM or SIGHUP
+    stopped it, 1 if a rank failed, 2 if a rank refused to start, 130 after Ctrl-C.
 
     Forks the ranks from this process. If torchrun or Slurm started this process, the process runs as one rank instead.
 

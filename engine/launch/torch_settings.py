@@ -44,8 +44,8 @@ def time_out_after(seconds: int | None) -> timedelta | None:
 
 
 def set_timeouts(groups: Iterable[ProcessGroup | None], seconds: int | None) -> None:
-    """Set the time-out of existing process groups, because a new group does not inherit the time-out of the default
-    group."""
+    """Set the time-out of each group in `groups`. This is needed because torch does not give a group the time-out of
+    the default group when it creates the group."""
     for group in groups:
         if seconds is not None and group is not None:
             _set_pg_timeout(timedelta(seconds=seconds), group)

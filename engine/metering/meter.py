@@ -60,7 +60,7 @@ class Lane:
 @dataclass
 class Span:
     """One pipeline action: the forward pass, the backward pass or a half of a split backward pass of a micro-batch on a
-    stage. The times are in seconds since the start of the step's pipeline."""
+    stage. The times are in seconds since this rank started to run the step's pipeline schedule."""
 
     kind: ActionKind
     stage: int

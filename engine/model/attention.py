@@ -19,9 +19,9 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """The cos and sin tables of rotary position embedding, [2, S, 1, C] (Su et al. 2021). `rotate` multiplies a head
-    vector by the first table, cos, and the vector with its halves swapped by the second table, which is -sin in the
-    first half and sin in the second."""
+    """The cos and sin tables of rotary position embedding, [2, S, 1, C] (Su et al. 2021). `rotate` returns the sum of
+    two products: a head vector times the cos table, and the same vector with its two halves swapped times the sin
+    table. The sin table contains -sin in its first half and sin in its second half."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()

@@ -76,8 +76,9 @@ class Implementation(Protocol):
     Parameters that the parts create themselves, such as those of `nn.Linear`, are initialised with the standard
     deviation that `std` returns. Create such parameters under ``torch.device("meta")``; otherwise each rank allocates
     them in full before they are sharded. Parameters from `parts.factory` can also be split over tp and ep. Parameter
-    names begin with `embedding`, `layers.N` (N is the global layer index), `norm` and `head`. Experts are
-    `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and counts the tokens of each expert.
+    names begin with `embedding`, `layers.N` (N is the global layer index), `norm` and `head`. A mixture-of-experts
+    layer (router and experts) is an `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and
+    counts the tokens of each expert.
     """
 
     support: Support
@@ -102,7 +103,8 @@ class Implementation(Protocol):
 
     def multiply_adds(self, model: Model, layer: int | None) -> float:
         """Multiply-adds per token in the forward pass of layer `layer` without its routed experts; of the head if
-        `layer` is None; NaN if unknown. The model FLOPs utilisation (MFU) counts each multiply-add as 6 FLOPs."""
+        `layer` is None; NaN if unknown. The model FLOPs utilisation (MFU) counts 6 FLOPs for each of these
+        multiply-adds: 2 in the forward pass and 4 in the backward pass."""
 
 
 def implementation_of(model: Model) -> Implementation:

@@ -101,8 +101,8 @@ class Stage(nn.Module):
         return x
 
     def _states(self, x: Tensor, targets: Tensor | None, documents: Documents | None) -> Tensor:
-        """The normalised hidden states of all predictions, concatenated along the batch dimension, so that the head
-        runs once for all of them."""
+        """The normalised hidden states that the head reads: those of the main model and those of each multi-token
+        prediction layer. They are concatenated along the batch dimension, so that the head runs only once."""
         assert self.norm is not None
         state: Tensor = self.norm(x)
         if targets is None or not self.mtp:

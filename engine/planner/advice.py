@@ -42,8 +42,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits the speed of a run the most: a cause of step time, or full memory. `share`: the share of the step
-    time that `cause` takes or, if the cause is memory, the share of memory in use. `sentence`: the evidence."""
+    """What limits the speed of a run the most: the largest component of the step time (such as computation, exposed
+    communication on one axis, or the bubble), or memory that is nearly full. `share`: the share of the step time that
+    `cause` takes or, if the cause is memory, the share of memory in use. `sentence`: the evidence."""
 
     cause: str
     share: float
@@ -86,8 +87,8 @@ class Ranked:
 @dataclass(frozen=True)
 class Advice:
     """`ranked`: the changes that are likely to make steps faster, best first; changes that may also bring no gain come
-    last. `left_out`: one sentence for each change that a trial refuted or that does not fit into memory; `unknown`:
-    changes without a predicted time."""
+    last. `left_out`: one sentence for each change that does not fit into memory or that this run has already tried
+    without getting faster steps; `unknown`: changes without a predicted time."""
 
     bottleneck: Bottleneck | None
     ranked: list[Ranked]

@@ -2,7 +2,7 @@
 
 A capacity factor f limits an expert to c = ceil(f S K / E) (token, expert) pairs per sequence of S tokens, where each
 token chooses K of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each
-expert summed over all sequences of a step. The number of (token, expert) pairs of an expert in one sequence is assumed
+expert summed over all sequences of a step. The number of tokens of a sequence that are routed to one expert is assumed
 to be normally distributed around its mean over the sequences. The standard deviation is `overdispersion` times the
 value for tokens that choose independently, because tokens of one sequence tend to choose the same experts.
 """

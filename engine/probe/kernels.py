@@ -136,8 +136,9 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
     """Memory bandwidth (bytes/s) that pointwise operations reach in the small model `MIDDLE`; `seconds` is the measured
-    time of its forward pass, loss and backward pass. Pointwise operations are assumed to take `seconds` minus the
-    predicted time of matmuls, attention and dispatches, but at least a tenth of `seconds`."""
+    time of its forward pass, loss and backward pass. The time of the pointwise operations is assumed to be `seconds`
+    minus the predicted time of the matmuls, of attention, and of torch's dispatch of all operations on the host, but at
+    least a tenth of `seconds`."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

@@ -166,8 +166,8 @@ def fitted(world: World, seconds: Mapping[Call, float], gloo: bool) -> Iterator[
 def _by_algorithm(
     kind: str, points: list[Point], gloo: bool, small: int
 ) -> Iterator[tuple[str, list[Point], int | None]]:
-    """On gloo the engine runs large all-reduces as a ring and all other collectives as one all-to-all; NCCL chooses its
-    own algorithms."""
+    """On gloo, a large all-reduce runs as a ring; a small all-reduce, an all-gather and a reduce-scatter each run as a
+    single all-to-all. NCCL chooses its own algorithms."""
     if not gloo:
         yield "nccl", points, None
     elif kind != "all_reduce":

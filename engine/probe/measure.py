@@ -45,8 +45,8 @@ class Effort:
 def probe(
     context: RankContext, layout: Layout, device: str, effort: Effort, say: Callable[[str], None]
 ) -> None:
-    """Run the measurements on the rank that `context` describes; rank 0 writes the description to `RESULT` in the run's
-    folder.
+    """Run the measurements on the rank that `context` describes. Rank 0 computes a hardware description from them and
+    writes it to the file `RESULT` in the run's folder.
 
     Writes nothing if a stop is requested. Raises RefusedError if the layout or the device of this rank differs from
     that of rank 0.

@@ -126,9 +126,9 @@ class Series(NamedTuple):
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """The bytes and seconds of one message, for each buffer size; `middle` computes one time from those of all
-        batches, such as their median. A line fitted to these points has the same relative error as a line fitted to the
-        times of whole collectives."""
+        """For each buffer size, the bytes and the seconds of one message. Each size was timed in several batches of
+        calls; `middle` reduces their times to a single value, for example the median. A line fitted to these points has
+        the same relative error as a line fitted to the times of whole collectives."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()

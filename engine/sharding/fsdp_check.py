@@ -1,9 +1,9 @@
 """Checks at the start of a run that the installed torch's FSDP2 reduces gradients as the engine expects.
 
-`engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat gradient may
-be filled after FSDP2 has accepted it, gradients are reduced to sums and not to means, and bf16 gradients are summed in
-fp32. If one of these assumptions were wrong, training would silently continue with wrong gradients. The check runs a
-tiny step with known gradients.
+`engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: the reduce-scatter
+may write its output after FSDP2 has made the parameters' gradients views of this output, gradients are reduced to sums
+and not to means, and bf16 gradients are summed in fp32. If one of these assumptions were wrong, training would silently
+continue with wrong gradients. The check runs a tiny step with known gradients.
 """
 
 import torch

@@ -124,8 +124,10 @@ class GradientReductions:
         self._last = last
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
-        """Add a reduction that has just started. The previous reduction is finished first, so that at most two
-        reductions hold buffers and a rank keeps only one copy of the gradients of its shard."""
+        """Add a reduction whose reduce-scatter has just started, and wait for the reduce-scatter before it. So at most
+        two reduce-scatters, the new one and the one before, hold buffers at the same time. The gradients of the one
+        before are added to those of earlier micro-batches, so that a rank keeps only one copy of the gradients of its
+        shard."""
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
             finish()  # one by one, because all ranks must start these sums in the same order

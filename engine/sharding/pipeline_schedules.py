@@ -48,7 +48,8 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A pipeline stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
+    """A pipeline stage that meters its actions and the bytes that it sends. It sums gradients in the same way under
+    every schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -96,8 +97,8 @@ class MeteredStage(PipelineStage):
 class Pipeline:
     """Runs the micro-batches of a step, forward and backward, over all stages.
 
-    `prepare` builds an object that runs one schedule with one number of micro-batches (a plan), which takes 1.5-5 ms.
-    The run switches to a plan when the plan is assigned to the attribute `plan`.
+    A plan is an object that runs one schedule with a fixed number of micro-batches. `prepare` takes 1.5-5 ms to build a
+    plan. The run switches to a plan when the plan is assigned to the attribute `plan`.
     """
 
     def __init__(

@@ -45,9 +45,10 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step, in seconds. `bubble`, `schedule` and `bound` are fractions: `bubble` and `schedule` of
-    `window`, and `bound` of what `window` would be if transfers took no time. Arrays are [rank] unless a comment states
-    otherwise; `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step, in seconds. `bubble`, `schedule` and `bound` are idle times as fractions: `bubble` and
+    `schedule` are divided by `window`; `bound` is divided by the shorter window that the pipeline would have if
+    transfers took no time. Arrays are [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same
+    for all ranks."""
 
     step_s: float
     forward: Floats

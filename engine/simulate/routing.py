@@ -82,7 +82,8 @@ class Router:
         self._popularity += drift * rng.standard_normal(self._popularity.shape)
 
     def _shares(self, step: int) -> NDArray[np.float64]:
-        """[layer, expert]: probability that a token-expert pair goes to the expert."""
+        """[layer, expert]: the expected share of the layer's routing assignments (top_k for each token) that go to the
+        expert."""
         logits = self._popularity.copy()
         for event in self._scenario.events:
             if isinstance(event, Skew) and event.in_force(step):

@@ -87,8 +87,8 @@ class Session:
     # ---------------------------------------------------------------------------------------------- time
 
     def _await_end_of(self, found: Simulated) -> bool:
-        """Wait until the step ends on the simulated clock, and send pulses while waiting. Returns whether the run must
-        stop."""
+        """Wait until the step ends on the simulated clock. Meanwhile, send the hub each rank's heartbeat (the message
+        `Pulse`) once a second. Returns whether the run must stop."""
         conditions = found.conditions
         if (conditions.silent | conditions.hung).any() and self._speed is not None:
             return self._await_outage(found)

@@ -1,4 +1,5 @@
-"""The messages that introduce a rank to a hub: its identity, facts of the run, and the knob board."""
+"""The messages that introduce a rank to a hub: its identity and facts of the run and, from the leader, the values of
+all knobs (the knob board)."""
 
 import os
 import socket

@@ -158,7 +158,8 @@ class StepSummaries:
 
 @dataclass(frozen=True)
 class Collected:
-    """One step of the whole job: its summary, and the (token, expert) pairs by layer and expert."""
+    """One step of the whole job: its summary, the number of tokens routed to each expert of each layer (`load`), and
+    the number of token-expert pairs dropped in each layer."""
 
     summary: Summary
     load: NDArray[np.int64]  # [layer, expert]

@@ -75,7 +75,8 @@ class Saving:
 
     @property
     def action(self) -> Callable[[Any], None] | None:
-        """The function that the knob board calls for the action `save`; None if the run saves nothing."""
+        """The function that requests a checkpoint; every rank calls it when an operator's action `save` is applied.
+        None if the run saves no checkpoints."""
         return self.checkpoints.request if self.checkpoints else None
 
     def request(self, signalled: bool) -> None:

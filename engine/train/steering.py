@@ -93,7 +93,7 @@ class Steering:
         self.vote.history += manifest.history
 
     def introduce(self, step: int) -> None:
-        """Send the hub this rank's `Hello` message and, on the leader, the knob board."""
+        """Send the hub this rank's `Hello` message and, on the leader, the values and legal values of all knobs."""
         board = knob_board(self.board) if self._world.rank == LEADER else None
         rank = hello(
             self._layout,

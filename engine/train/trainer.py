@@ -120,8 +120,8 @@ class Trainer:
         return self.close()
 
     def train_step(self, step: int) -> bool:
-        """Train one step, vote, save if a save is due, and report. Returns whether the run must stop after this step;
-        the result is the same on every rank."""
+        """Train one step, vote with the other ranks on a pending change of knobs, save a checkpoint if one is due, and
+        report. Returns whether the run must stop after this step; the result is the same on every rank."""
         start = time.perf_counter()
         computation, vote, profiler = self.computation, self.steering.vote, self.steering.profiler
         if profiler:

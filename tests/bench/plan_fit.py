@@ -9,11 +9,11 @@ multiplies the step time. The fit minimises the sum of Huber losses of log(predi
 factors towards 1; without it, larger factors and higher efficiencies could cancel out. The fit takes damped
 Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
-The intervals of predicted step times are quantiles of errors on rows that were held out from a fit: a fifth of the rows
-at a time for framework releases that were fitted, all rows of one source at a time for unknown releases. The intervals
-for the ratio of two step times decide whether the planner is certain which of two layouts is faster. They are quantiles
-of the errors of predicted ratios. Each ratio is that of two rows from one source, predicted with a fit to the other
-sources.
+The intervals of predicted step times are quantiles of the prediction errors on rows that were left out of a fit. For
+framework releases with a fitted factor, the errors come from five-fold cross-validation; for all other releases, they
+come from fits that leave out all rows of one source at a time. The intervals for the ratio of two step times decide
+whether the planner is certain which of two layouts is faster. They are quantiles of the errors of predicted ratios.
+Each ratio is that of two rows from one source, predicted with a fit to the other sources.
 """
 
 import re

@@ -93,7 +93,8 @@ def test_a_deterministic_run_repeats_every_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("where", "there"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
 def test_a_run_continues_on_another_device(where: str, there: str, tmp_path: Path) -> None:
-    """A checkpoint of one device is continued on another. AdamW has state, so a lost moment would change the loss."""
+    """A run resumes on the device `there` from a checkpoint that was saved on the device `where`. AdamW has state, so a
+    lost moment would change the loss."""
     whole = run(tmp_path / "whole", where, "checkpoint.every=3")
     checkpoint = tmp_path / "whole" / where / "checkpoints" / "step-3"
     rest = run(tmp_path / "rest", there, "checkpoint.every=3", resume=checkpoint)

@@ -63,7 +63,8 @@ class PlannedRun(FakeRun):
 
 
 def _slower(update: Update, times: float, coords: Callable[[int], Mapping[str, int]]) -> Update:
-    """The update with its times multiplied by `times`, and with the memory of a large model."""
+    """A copy of the update as a slower run of a large model would send it: all durations are multiplied by `times`, the
+    tokens per second are divided by `times`, and a rank's memory use is about the `PEAK` of its stage."""
     match update:
         case Step():
             phases = {name: times * ms for name, ms in update.phases.items()}

@@ -240,9 +240,10 @@ class Control:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """Update the commands when the leader rank has connected to the hub. A run resumed from a
-        checkpoint has the knob values of the checkpoint, so newer commands are marked as rolled back, or as expired if
-        they were not applied yet; none of them is applied again.
+        """Called when the leader rank has connected to the hub. Commands that the previous leader process was executing
+        go back into the queue, and the states of commands are updated. A run resumed from a checkpoint has the knob
+        values of the checkpoint, so newer commands are marked as rolled back, or as expired if they were not applied
+        yet; none of them is applied again.
         """
         self.ended = None
         # The commands that the previous leader process was executing; that process has ended.

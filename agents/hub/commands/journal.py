@@ -91,7 +91,7 @@ class Journal:
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write a trial's state to disk, before any command that is inserted later."""
+        """Write a trial's state to disk, not later than any command that is passed to `insert` after this call."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:

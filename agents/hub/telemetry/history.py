@@ -3,9 +3,9 @@ events. (Commands and trials come from the journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
 which part belongs to the current run. If the leader is the same process as before the restart, the whole history
-belongs to the current run. If the leader is a new process, the hub waits for the first step summary, and publishes the
-history before that step. A run that resumes from a checkpoint keeps its metric curves; a new run in the same folder
-starts new ones.
+belongs to the current run. If the leader is a new process, the hub waits for the first step summary, and then
+publishes only the part of the history that is older than that step. A run that resumes from a checkpoint keeps its
+metric curves; a new run in the same folder starts new ones.
 """
 
 import contextlib

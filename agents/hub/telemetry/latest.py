@@ -127,9 +127,9 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update for a client that wants no details of single ranks: a hello of a rank other than the leader without
-    its facts and capabilities, any other update unchanged. Most facts are equal on all ranks, so those of the leader
-    are enough.
+    """The update, shortened for a client that wants no details of single ranks: the facts and capabilities are removed
+    from a hello message, unless the leader sent it. All other updates are returned unchanged. Most facts are equal on
+    all ranks, so those of the leader are enough.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

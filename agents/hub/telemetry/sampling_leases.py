@@ -2,8 +2,8 @@
 destination), and the hub decides how often each rank sends them.
 
 A lease is a request for certain kinds of samples from certain ranks, with an expiry time. A client holds at most one
-lease, and renews it while it shows these samples. Ranks that no lease names send samples at their own sampling period.
-The total sampling rate is bounded, regardless of the number of clients.
+lease, and renews it while it shows these samples. A rank from which no lease requests samples sends them at its own
+sampling period. The total sampling rate is bounded, regardless of the number of clients.
 """
 
 import math

@@ -70,7 +70,9 @@ class Subscribers:
     def credit(
         self, identity: bytes, credit: Credit, now: float, key: str = "", viewer: bool = False
     ) -> str | None:
-        """Handle a client's credit; returns a refusal if the client limit is reached."""
+        """Handle a message in which a client grants credit. The first such message of a client also makes it a
+        subscriber. If a limit on the number of clients is reached, a new client is not accepted, and the reason is
+        returned."""
         client = self._clients.get(identity)
         if client is None:
             full = self._limit_reached(key, viewer)

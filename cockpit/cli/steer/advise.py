@@ -53,7 +53,8 @@ def shown_advice(connection: Connection) -> Advice:
 
 
 def find_advice(connection: Connection, changes: Sequence[Changes] | None = None) -> Advice:
-    """Ask the run for a preview of each of `changes`, and rank them; None: `legal_changes`."""
+    """Ask the run for a preview of each of `changes`, and rank the changes by these previews. If `changes` is None,
+    preview the changes that `legal_changes` lists."""
     connection.poll()
     store = connection.store
     measured = evidence(store)

@@ -123,8 +123,8 @@ class Autopilot:
             raise SurpriseError(surprise)
 
     def _watched(self) -> TrialState:
-        """Wait until the trial is settled, and return it. If a rank is lost, an alert is raised or somebody else
-        changes a knob, revert the trial and raise SurpriseError."""
+        """Wait until the trial is settled, and return it. Each of the following reverts the trial and raises
+        SurpriseError: a lost rank, a new alert, and a knob change by somebody else."""
         while True:
             state = self.connection.client.state
             trial: TrialState | None = state.trials.get(self.trial)

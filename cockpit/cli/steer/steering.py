@@ -28,9 +28,9 @@ ANSWER_S = 10.0
 def steering(
     run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
 ) -> Iterator[Connection]:
-    """Context manager for the connection of a command to the hub. When the context is entered, the connection has
-    already received the knob board, unless the run is still starting. Malformed arguments (`words`) are rejected before
-    the command connects."""
+    """Context manager for the connection of a command to the hub. Inside the context, the run's knobs, with their
+    current and legal values, are already known, unless the run is still starting. Malformed arguments (`words`) are
+    rejected before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator, watch_only=watch_only) as connection:

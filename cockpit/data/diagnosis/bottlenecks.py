@@ -112,9 +112,9 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice on a pipeline bubble: how to find out whether more micro-batches than the current number (`now`) help, or
-    why they do not: an earlier trial in this run showed no gain, or no larger number is legal.
-    """
+    """Advice for a run that has a pipeline bubble with `now` micro-batches: how to find out whether a larger number
+    makes steps faster. If an earlier trial in this run has shown that a larger number does not, or if no larger number
+    is legal, the advice says that instead."""
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
         trial = refuted[-1]

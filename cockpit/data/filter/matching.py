@@ -53,8 +53,9 @@ def matching(store: Store, chosen: Filter | None, step: int | None = None) -> fr
 
 
 def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
-    """The ranks that match the filter `chosen`. `use` says what the filter is used for, such as "applied" or "typed":
-    for each use, the store caches the result of the newest filter."""
+    """The ranks that match the filter `chosen`. The store caches one result for each value of `use`, that of the newest
+    filter. The filter that is applied ("applied") and the one that the user is typing ("typed") therefore have separate
+    cached results."""
     return store.once(
         ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
     )

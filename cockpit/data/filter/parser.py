@@ -8,8 +8,9 @@
     product    = factor { ("*" | "/") factor }
     factor     = "-" factor | number | name | statistic [ "(" name ")" ]
 
-A statistic without an argument gets the only name in its comparison as its argument: ``own_ms > 1.2 * median`` means
-``own_ms > 1.2 * median(own_ms)``.
+If a comparison names only one quantity, a statistic without an argument refers to this quantity:
+``own_ms > 1.2 * median`` means ``own_ms > 1.2 * median(own_ms)``. If it names several, each statistic needs an
+argument.
 """
 
 import re

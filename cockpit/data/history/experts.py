@@ -182,8 +182,9 @@ class ExpertHistory:
         return self._streak(layer, expert, found, at) if found and found is health(high) else None
 
     def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
-        """The streak of an expert up to the frame with the index `at`. In this frame the health of the expert is
-        `wanted`; the earlier frames are searched for the start of the streak."""
+        """The consecutive records, up to the frame with the index `at`, in which an expert was dead, or in which it was
+        hot. In this frame the health of the expert is `wanted`; the earlier frames are searched for the start of the
+        streak."""
         place = self.loads.place(layer, expert)
         assert place is not None
         first = self.loads[at].first

@@ -141,8 +141,9 @@ class Frames:
         return place[number] if place is not None and 0 <= number < len(place) else None
 
     def row(self, frame: Frame, layer: int) -> tuple[Sequence[float], Sequence[float]]:
-        """The lowest and the highest values in this frame of each number in the layer's list, such as the load of each
-        expert: two sequences, which are empty if the layer has no values in this frame."""
+        """A layer's list of numbers in this frame, such as the load of each expert. A frame may cover several records,
+        so there are two sequences: the lowest value of each number over these records, and the highest. Both are empty
+        if the layer has no values in this frame."""
         place = self._places.get(layer, range(0))
         low = frame.low[place.start : place.stop]
         if not low or math.isnan(low[0]):

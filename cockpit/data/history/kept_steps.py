@@ -11,8 +11,9 @@ T = TypeVar("T")
 class KeptSteps(Generic[T]):
     """Keeps one item per step, such as a record, for a limited number of steps. `most`: maximum number of items.
     `budget`: maximum total size of the items (see `add`). If a limit is exceeded, the item with the smallest gap
-    between its previous and next kept steps is dropped. Some of the newest items (`newest` of them) and of the slowest
-    items (`slowest` of them) are dropped only if they alone exceed the limits.
+    between its previous and next kept steps is dropped. Two groups of items are protected, and dropped only if they
+    alone exceed the limits: the newest items and the slowest items. `newest` and `slowest` are the sizes of these
+    groups.
 
     `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; the slowest items are those with the
     longest duration.

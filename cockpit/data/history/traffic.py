@@ -1,9 +1,10 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
 A matrix contains the bytes that each rank sent to every other rank in one sampled step; a row contains those that one
-rank sent. The totals of a matrix, its sums by node and the largest pair of each tile (a square of ranks) are updated
-with each row, so that a screen never has to read all pairs. The newest matrices also keep their rows; an older matrix
-whose rows would exceed the bound keeps only its totals, sums by node and largest pairs.
+rank sent. A matrix is divided into square blocks (tiles). Its totals, its sums by node and, for each tile, the pair of
+ranks with the most bytes (the largest pair) are updated with each row, so that a screen never has to read all pairs.
+The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only its totals, sums
+by node and largest pairs.
 """
 
 from collections.abc import Container, Iterator
@@ -99,7 +100,8 @@ class Matrix:
             self.tiles[key] = pair
 
     def condense(self) -> None:
-        """Drop the rows. If tiles hold more than one pair, only the largest pair of each tile is kept."""
+        """Drop the rows. If tiles hold more than one pair of ranks, only the pair with the most bytes of each tile is
+        kept."""
         if self.tile > 1:
             self.condensed = True
         self.rows = EncodedRecords(Peers)
@@ -131,7 +133,8 @@ class Matrix:
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
         """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. If `coarse` is true,
-        or if the matrix no longer has its rows (`condense`), yield only the pair with the most bytes in each tile."""
+        or if `condense` has dropped the bytes of the other pairs, consider only the pair with the most bytes in each
+        tile."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:
@@ -191,9 +194,8 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop data newer than `state`, because the hub has restarted or the user has sought backwards in a recording.
-        The caller must then pass the updates of `state` to `note`.
-        """
+        """Drop data newer than `state`, because the hub has restarted or the user has jumped back in a recording. The
+        caller must then pass the updates of `state` to `note`."""
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
         self._world = state.world

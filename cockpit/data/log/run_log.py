@@ -1,4 +1,5 @@
-"""The log of a run: events, changes, trials, alerts and checkpoints as entries, and the applied knob changes."""
+"""The log of a run: entries for events, knob changes, trials, alerts and checkpoints. Also the marks on the curves, at
+the steps at which a knob change was applied and at the steps that the user marked."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -178,7 +179,7 @@ _KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Value]], bool]], ...] = (
 
 
 def kind_of(event: Event) -> Kind:
-    """The kind of log entry for an event, determined by the event's facts."""
+    """The kind of log entry for an event, determined by the machine-readable details in the event (`facts`)."""
     return next((kind for kind, holds in _KINDS if holds(event.facts)), Kind.EVENT)
 
 

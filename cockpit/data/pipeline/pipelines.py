@@ -15,8 +15,8 @@ UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a ro
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median or, for an even number of times, the lower of the two middle values. So with two stages, the slower
-    one is compared with the faster one."""
+    """The median of `times` or, if the number of values is even, the lower of the two middle values. So with two
+    stages, the slower one is compared with the faster one."""
     known = list(times)
     return statistics.median_low(known) if known else None
 

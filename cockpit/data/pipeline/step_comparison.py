@@ -2,8 +2,8 @@
 happened at that step.
 
 The times of the usual step are medians over the kept steps with the same knob values or, if these are too few, over all
-kept steps. Own time identifies the slow rank, because step time and time in collectives grow on every rank when a
-single rank is slow.
+kept steps. The slow rank is identified by its own time, the step time without waiting for other ranks. When a single
+rank is slow, the step time grows on every rank, because the other ranks wait for it in collectives.
 """
 
 import math
@@ -300,9 +300,9 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps at which a log entry is listed as an event, in the comparison of the step with the usual step. A step
-    that was estimated from the entry's time had already ended at that time, so the entry belongs to the next step. An
-    alert may be raised one step late, so it is also listed for the previous step."""
+    """For a log entry with the step number `step`: the steps whose comparison with the usual step lists this entry. A
+    step that was estimated from the entry's time had already ended at that time, so the entry belongs to the next step.
+    An alert may be raised one step late, so it is also listed for the previous step."""
     if entry.estimated:
         return (step + 1,)
     return (step - 1, step) if entry.kind is Kind.ALERT else (step,)

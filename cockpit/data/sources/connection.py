@@ -40,9 +40,8 @@ def address(
     run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
 ) -> Address:
     """The address of the hub of a run, which is given by name, folder or URL (None: the newest live run). `operator`:
-    whether the key must have the role operator. `watch_only`: use only a socket or a key with which the hub refuses
-    every change.
-    """
+    whether the key must have the role operator. `watch_only`: use only read-only access, which is the hub's socket for
+    viewers or a key with the role viewer; the hub then refuses every change."""
     try:
         found = _resolved(run)
         if not is_tcp(found.clients) and not found.hub:

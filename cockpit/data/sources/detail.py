@@ -1,7 +1,8 @@
 """Reads the values at each visible step from the recording of the run, in a separate thread, for a live screen.
 
-A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine can
-read the recording that the hub is writing. A screen that cannot read the recording shows the bucketed values instead.
+A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A cockpit process on the hub's
+machine can read the recording file that the hub is writing. A process that cannot read the recording shows the bucketed
+values instead.
 """
 
 import contextlib

@@ -11,8 +11,9 @@ from cockpit.data.store import Store, Topic
 
 
 def run_folder(run: str | None) -> Path | None:
-    """The folder of a run, named as for `cockpit attach`; None if the folder is not on this machine. A URL is looked up
-    among the hubs of the runs in the runs folder."""
+    """The folder of a run; None if the folder is not on this machine. `run` has the same form as the argument of
+    `cockpit attach`: a name, a folder or a URL; without it, the newest live run is meant. A URL is looked up among the
+    hubs of the runs in the runs folder."""
     if run is None:
         newest = newest_live(runs_dir())
         return newest.folder if newest else None

@@ -30,9 +30,10 @@ Move = Callable[[Replay], None]
 
 
 class Playback:
-    """Source that plays `recording` into a store, from the beginning or paused at `begin`. The source rejects preview
-    queries and changes of knobs. Any thread may call the methods that move the position; they are queued, and the
-    thread of this source executes them."""
+    """Source that plays `recording` into a store. Playback starts at the beginning of the recording; if the position
+    `begin` is given, it is paused there instead until the user continues it. The source rejects preview queries and
+    changes of knobs. Any thread may call the methods that move the position; they are queued, and the thread of this
+    source executes them."""
 
     operator = False
     owns_run = False
@@ -210,8 +211,8 @@ class Playback:
                         store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
-        """Whether to stop reading the values at every step of the range `view`: `stop` was called, a call such as
-        `go_to` is queued, or the curves now show another range of steps."""
+        """Whether to stop reading the recording for the step range `view`. This is so if `stop` was called, if a call
+        such as `go_to` is queued, or if the curves now show another range of steps."""
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:

@@ -58,9 +58,10 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """The fitted model of the time that a step spends in the collectives of one axis. `start_ms`: ms per micro-batch;
-    None if the number of micro-batches did not vary. `ms_per_byte`: ms per byte that a rank sends; None if the bytes
-    did not vary enough. `spread`: range of the bytes divided by their mean."""
+    """The fitted model of the time that a step spends in the collectives of one axis. `start_ms`: the time in ms to
+    start the collectives of one micro-batch (alpha); None if the number of micro-batches did not vary, or is unknown
+    for a step. `ms_per_byte`: ms per byte that a rank sends; None if the bytes did not vary enough. `spread`: range of
+    the bytes divided by their mean."""
 
     samples: int
     left_out: int

@@ -197,7 +197,7 @@ class WhatIf:
             self.row = (min(self.row, len(rows) - 1) + by) % len(rows)
 
     def values(self, setting: Setting) -> list[Value]:
-        """The legal values of a setting, given the other hypothetical values."""
+        """The legal values of a setting, given the user's hypothetical values of the other settings."""
         layout = self.layout()
         return legal_values(layout, self.changes, setting) if isinstance(layout, Layout) else []
 
@@ -229,7 +229,8 @@ class WhatIf:
         self._early.clear()
 
     def live(self, store: Store) -> dict[str, Value]:
-        """The hypothetical values that the run's knob board would accept now."""
+        """Those of the user's hypothetical values that can be applied to the running job now: the run has a knob of the
+        setting's name, and the value is legal for the knob."""
         knobs = {knob.name: knob for knob in value_knobs(store.state.board)}
         return {
             name: value

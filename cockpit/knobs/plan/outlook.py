@@ -1,5 +1,5 @@
-"""The planner's predictions for a run after changes: memory, time, bubble and bytes. This module
-imports the planner, so it is imported only in the worker thread."""
+"""The planner's predictions for a run after changes to its settings: memory, step time, pipeline bubble and
+communicated bytes. This module imports the planner, so it is imported only in the worker thread."""
 
 from dataclasses import dataclass, replace
 

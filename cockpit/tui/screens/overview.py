@@ -56,8 +56,8 @@ class Overview(RunScreen):
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """The panels that can have the focus: those for which the run has data, with the outcome of the run only after
-        it has ended."""
+        """The panels that can have the focus: those for which the run has data. The panel with the outcome of the run
+        is among them only after the run has ended."""
         names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
         return [name for name in names if name != "outcome" or self.has_class(ENDED)]
 

@@ -69,9 +69,10 @@ class TerminalDriver(LinuxDriver):
             self._loop.call_soon_threadsafe(work)
 
     def _resume(self) -> None:
-        """Resume drawing and reading keys. SIGCONT may arrive when the driver is not suspended: after SIGSTOP, or while
-        the process is running. Textual would then start a second input thread, which would take keys from the first
-        thread and prevent the process from exiting."""
+        """Resume drawing and reading keys. SIGCONT may arrive although the driver did not suspend itself: SIGSTOP stops
+        the process without calling a handler, and SIGCONT can also be sent to a running process. Textual would then
+        start a second input thread, which would take keys from the first thread and prevent the process from
+        exiting."""
         if self._auto_restart and not self._must_signal_resume:
             if self._writer_thread is None:
                 return

@@ -14,7 +14,8 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """The panel with one row per knob. The last row names the actions and the knobs that do not fit."""
+    """The panel with one row per knob. The last row lists the actions, and the knobs for which the panel has no row
+    left."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"

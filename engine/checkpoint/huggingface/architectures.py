@@ -1,5 +1,5 @@
-"""The Hugging Face architectures that the engine reads and writes, and the conversion between `config.json` and a
-layout's model. Torch-free.
+"""The Hugging Face architectures that the engine reads and writes, and the conversion between their `config.json` and
+the [model] section of a layout file. Torch-free.
 
 To add an architecture, add an entry to ARCHITECTURES and a case to `tests/unit/engine/checkpoint/test_huggingface.py`.
 If its tensors have other names than those of the existing architectures, add these names to
@@ -232,8 +232,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """The keys that determine what a model computes, with their values. Two models that compute the same have equal
-    keys and values, even if one sets a default explicitly and the other omits it."""
+    """A dict of the configuration keys, with their values, that determine which function a model computes. Two models
+    that compute the same function have equal dicts, even if one sets a default explicitly and the other omits it."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}

@@ -51,8 +51,8 @@ def _split_over_tp(layout: Layout) -> dict[str, int]:
 
 
 def context_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that context parallelism cannot split. The zigzag split divides a sequence into 2 cp chunks, and
-    Ulysses distributes heads over cp ranks."""
+    """Refuse sizes that context parallelism cannot split. On a cp axis of n ranks, the zigzag split divides a sequence
+    into 2 x n chunks, and Ulysses distributes the attention heads over the n ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
     if model.seq_len % pieces:

@@ -78,7 +78,8 @@ class PlannedEffect:
         return Estimate("memory_bytes", now, now + by, source=source)
 
     def peak(self, before: Job, after: Job) -> Estimate:
-        """The planned peak memory of the rank that needs the most memory, computed by an exact formula."""
+        """Predict the peak memory of the rank that needs the most memory, before and after the change. Both values are
+        computed in closed form from the layout; neither is measured."""
         plan = self._plan(after)
         capacity = self._hardware.device.memory_bytes
         worst = plan.ranks[plan.worst_rank]
@@ -95,9 +96,9 @@ class PlannedEffect:
     def traffic(
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
-        """Estimates of the bytes that all ranks send: one for each axis except ep whose bytes change, and one for the
-        total. `rows`: the estimated bytes of the all-to-alls that send tokens to the experts and back; if it is None,
-        the total is not estimated."""
+        """Estimate the bytes that all ranks send. There is one estimate for each axis whose bytes change, except for
+        the ep axis, and one for the total. `rows`: the estimated bytes of the all-to-alls that send tokens to the
+        experts and back; if it is None, the total is not estimated."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {

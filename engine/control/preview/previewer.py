@@ -242,7 +242,9 @@ class Previewer:
     # ------------------------------------------------------------------------------------------ planning
 
     def _planned(self, change: _Change) -> dict[str, Estimate]:
-        """Estimates from formulas, from the simulated schedule and from the fitted planner."""
+        """Estimates that need no measurements with the new knob values. Memory and traffic are computed with formulas,
+        and the bubble by a simulation of the pipeline schedule. The step time comes from this simulation or from the
+        planner, whose times are scaled to match the run's measured steps."""
         if self._layout.model.own:
             return {}
         planner, now = self._planner, change.now

@@ -137,9 +137,10 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Fill in missing times of the full backward pass (B) and of its two halves (I, W). Missing times are needed if
-    only one of the two schedules splits the backward pass. A missing B is set to I + W, and a missing I or W to half of
-    B. Returns None if a stage has neither B nor both I and W."""
+    """Fill in the times of the full backward pass (B) or of its two halves (I, W) that were not measured. The action
+    times were measured with the schedule before the change. If only one of the schedules before and after the change
+    splits the backward pass, the simulation of the new schedule needs times that the old one does not have. A missing B
+    is set to I + W, and a missing I or W to half of B. Returns None if a stage has neither B nor both I and W."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

@@ -52,8 +52,8 @@ def launch(
     returns a `Start`, new ranks are started as the `Start` describes, with the same hub. If `again` returns an exit
     status, the run ends with that status; if it returns None, the run ends with a status from the list above.
 
-    Ranks must print through `sys.stdout`, which ignores failed writes, so that the run continues if the reader of its
-    output exits.
+    In each rank, `sys.stdout` is replaced by a stream that ignores failed writes. Ranks must print through
+    `sys.stdout`, so that the run continues if the reader of its output exits.
 
     `hub` is "auto" (start a hub and restart it if it dies; if `listen` is given, the hub also listens on that TCP
     address), "none", or the URL of a hub. `preload` names the modules to import before the fork. Call this from the

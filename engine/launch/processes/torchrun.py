@@ -212,8 +212,8 @@ def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterat
 def _encoded_endpoints(
     mine: Reach | None, supervisor: HubSupervisor | None, run_dir: Path, several_machines: bool
 ) -> bytes:
-    """The hub's endpoints as JSON for the store; empty without a hub. The endpoints contain no key, because the store
-    has no authentication."""
+    """The hub's endpoints as JSON for the store; empty without a hub. The endpoints may contain the hub's public key,
+    but no secret key, because the store has no authentication and anyone who reaches it can read them."""
     if mine is None or supervisor is None:
         return b""
     if not several_machines:

@@ -101,7 +101,8 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """For how many seconds ranks may make no progress after one rank is done, or after a request to stop."""
+    """Time-outs after one rank is done, or after a request to stop: if ranks report no progress for this many seconds,
+    the supervisor kills those that still run."""
 
     # After one rank is done: maximum time in which the other ranks report no progress.
     straggler_s: float = 30.0

@@ -48,7 +48,8 @@ def ulysses_attention(
 
 
 def _in_order(x_PBHSC: Tensor) -> Tensor:
-    """Reorder the tokens of all cp ranks, two chunks per rank (zigzag split), into whole sequences, [B, H, W, C]."""
+    """Put the tokens of all cp ranks, two chunks per rank (zigzag split), in the order of the whole sequences. The
+    result is [B, H, W, C], where H counts heads, W is the length of a whole sequence and C is the head dimension."""
     first, second = x_PBHSC.chunk(2, 3)
     return torch.cat((first, second.flip(0))).permute(1, 2, 0, 3, 4).flatten(2, 3)
 

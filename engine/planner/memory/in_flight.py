@@ -28,8 +28,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches that reaches the same maximum in-flight counts as a step with `micro_batches`.
-    Tests verify this by enumeration."""
+    """A number of micro-batches, at most `micro_batches`, with which a step reaches the same maximum numbers of
+    micro-batches in flight as with `micro_batches`. Tests verify this by enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

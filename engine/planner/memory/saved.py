@@ -78,9 +78,9 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def saved_of_documents(job: Job) -> list[Saved]:
-    """Storages that attention keeps on a CPU if tokens attend only within their document: the masks and, if positions
-    restart, the rotary tables. All layers of a stage share these storages. On a GPU, the block masks of flex attention
-    are kept instead; they are too small to count."""
+    """In a run on CPUs, the storages that attention saves for the backward pass if tokens attend only within their
+    document: the masks and, if positions restart, the rotary tables. All layers of a stage share these storages. On a
+    GPU, the block masks of flex attention are kept instead; they are too small to count."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model

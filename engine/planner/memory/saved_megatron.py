@@ -126,8 +126,10 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
-    """Queries, keys and values, and either the scores or the tensors that a fused kernel keeps: the log-sum-exp and, if
-    the projection reads another tensor, the kernel's output. `qkv` and `out` are element counts per token."""
+    """Queries, keys and values and, except under selective recompute, either the scores or the tensors that a fused
+    kernel keeps: the log-sum-exp and the kernel's output. The output is counted here only if the output projection
+    saves a quantised copy of it; otherwise the output is the saved input of this projection, which the caller counts.
+    `qkv` and `out` are element counts per token."""
     sizes = Sizes.of(job)
     T, a = sizes.tokens, sizes.stream
     saved = [Saved("attention", "qkv", T * qkv * a)]

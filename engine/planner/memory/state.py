@@ -96,8 +96,8 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
 
 
 def saved_state(job: Job, pp: int) -> float:
-    """Bytes that a rank of the engine writes to a checkpoint: weights, optimizer state and residuals, all in fp32. The
-    rank keeps a copy of these bytes in host memory."""
+    """Bytes that a rank of the engine writes to a checkpoint: weights, optimizer state and the error-feedback residuals
+    of gradient compression, all in fp32. The rank keeps a copy of these bytes in host memory."""
     state = state_of(job, pp, rank_parameters(job, pp))
     return state.parameters - _rotary_tables(job, pp) + state.optimizer
 

@@ -37,8 +37,8 @@ class UnitReduction:
 
 
 def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
-    """The gradient reduction of a layer's larger FSDP unit; None if gradients are reduced once per step, or not at
-    all."""
+    """The gradient reduction of one of a layer's two FSDP units (its experts and its other weights), whichever is
+    larger; None if gradients are reduced once per step, or not at all."""
     if not reduces_each_micro_batch(job):
         return None
     held = layer_held(job.model, layer, Shards.of(job))

@@ -4,8 +4,8 @@ for each combination of cp, tp, ep, micro-batch size and recompute mode, as if o
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the mean size of a rank's state (parameters, gradients, optimizer state) plus
 the activations of the first rank's micro-batches in flight. The bounds leave out costs that only a full plan computes:
-sends, the optimizer step, the bubble of a split backward pass, and working memory. The full plan of a choice rarely
-predicts less time or memory than these bounds.
+sends, the optimizer step, the bubble of a split backward pass, and working memory. The bounds are approximate: in rare
+cases, the planner's full prediction of a candidate's step time or memory is below its bound.
 """
 
 from dataclasses import replace
@@ -117,7 +117,8 @@ class Bounds:
 
     def _models_in_flight(self, schedule: str, pp: int, virtual: int, m: int) -> float:
         """Peak activations in flight on the first rank, as a multiple of the activations of one micro-batch in all
-        layers of the model. A micro-batch in flight on a stage counts as this stage's share of the layers."""
+        layers of the model. Each micro-batch in flight on a stage is weighted by the fraction of the model's layers
+        that the stage has."""
         layers = [len(part) for part in split_layers(self.model, pp * virtual)]
         mine = [layers[stage] for stage in sorted(stages_of_rank(schedule, 0, pp, virtual))]
         reached = counts_in_flight(schedule, 0, pp, virtual, m)

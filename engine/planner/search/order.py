@@ -7,9 +7,9 @@ layouts split their layers in the same way, because both then run the same kerne
 layer (`python -m tests.bench plan`, docs/measurements.md).
 
 A second rule for ordering two layouts uses no uncertainty factor; it compares the components of the step time
-(computation, recomputation, bubble, ...). If two layouts split their layers in the same way, the one with the longer
-step counts as slower if none of its components is faster, because an error that scales a component equally in both
-layouts then cannot change their order.
+(computation, recomputation, bubble, ...). This rule applies to two layouts that split their layers in the same way. If
+one of them is predicted to be slower in total and not faster in any component, it is certain to be the slower one: a
+prediction error that scales a component by the same factor in both layouts cannot change their order.
 """
 
 import tomllib
@@ -31,9 +31,9 @@ NEGLIGIBLE = 0.002  # time saved in a component that does not count, relative to
 
 class Limits(Struct, frozen=True):
     """Uncertainty factors for the predicted ratio of the step times of two layouts. `same_split` applies if both
-    layouts split their layers in the same way, and `other_split` if they do not. `held`: among the pairs of published
-    layouts to which a factor applies, the share whose measured ratio differs from the predicted ratio by at most this
-    factor."""
+    layouts split their layers in the same way, and `other_split` if they do not. `held`: how often each of the two
+    factors holds, measured on the pairs of published layouts to which it applies. It is the fraction of these pairs for
+    which the measured ratio of the step times differs from the predicted ratio by at most the factor."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor

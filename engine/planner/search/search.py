@@ -1,8 +1,9 @@
 """Finds the layouts that train a model the fastest on a given number of devices and fit into the devices' memory.
 
 Choices are sorted by their lower bound on step time, and choices whose lower bound on memory exceeds the device's
-memory are left out. The search makes full plans of the remaining choices in the order of their bound on step time
-(best-first), until no remaining bound beats the results found so far (branch and bound).
+memory are left out. The search then computes the full plan of one remaining choice after another, the one with the
+lowest bound on step time first (best-first). It stops when no remaining bound beats the results found so far (branch
+and bound), or after `MOST_PLANS` plans.
 """
 
 from collections import Counter

@@ -10,8 +10,8 @@ network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its link
 such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so its transfer
 time is the time on the links inside the nodes or the time on the links between them, whichever is longer. The
 hierarchical algorithm has one phase inside the domains and one between them, in either order. The hierarchical
-algorithm sends fewer messages one after another than a ring, and sends only n/r (N-1)/N bytes over an outer link, but
-its phases do not overlap.
+algorithm has fewer sequential steps than a ring, and sends only n/r (N-1)/N bytes over an outer link, but its phases do
+not overlap.
 """
 
 from functools import lru_cache

@@ -1,12 +1,12 @@
 """Seconds that operations take on one device, without communication: matmuls, attention, pointwise work.
 
-A matmul of m x k by k x n takes 2 m n k / rate x (1 + half (1/m + 1/n + 1/k)) seconds, where `rate` is the FLOP/s of
-large matmuls (a share of the device's peak). The terms with `half` account for partial tiles at the edges, for a last
-wave that does not fill the device, and for the start and end of each tile's loop: `half` is the number of rows at which
-a matmul runs at half speed if its other dimensions are large. A matmul never takes less than the time to read its
-operands from memory and write its result (roofline, Williams et al. 2009). A grouped matmul consists of `count` matmuls
-with few rows each. The matmuls of small experts therefore reach a low rate, both because of the terms with `half` and
-because of memory reads.
+A matmul of m x k by k x n takes 2 m n k / R x (1 + h (1/m + 1/n + 1/k)) seconds. R is the FLOP/s of large matmuls (a
+share of the device's peak), and h (`half` in the code) is the number of rows at which a matmul runs at half of this
+rate if its other dimensions are large. The terms with h account for partial tiles at the edges, for a last wave that
+does not fill the device, and for the start and end of each tile's loop. A matmul never takes less than the time to read
+its operands from memory and write its result (roofline, Williams et al. 2009). A grouped matmul consists of `count`
+matmuls with few rows each. The matmuls of small experts therefore reach a low rate, both because of the terms with h
+and because of memory reads.
 """
 
 from engine.config.refusal import RefusedError

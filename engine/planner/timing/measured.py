@@ -11,8 +11,8 @@ HIERARCHICAL = "hierarchical"
 
 
 def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
-    """How many messages and bytes `algorithm` sends. For the algorithm that torch chooses, which is not known, P - 1
-    messages and the bytes of a ring are assumed."""
+    """How many messages and bytes `algorithm` sends. If its cost is not known, for example because the backend (Gloo or
+    NCCL) chose the algorithm, the function assumes P - 1 messages and as many bytes as a ring algorithm sends."""
     if kind in ("send", "ring"):
         return Cost(1, 1)
     if algorithm in ALGORITHMS.get(kind, {}) or algorithm in DOMINATED.get(kind, {}):

@@ -1,8 +1,9 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
 Step times on CPU cores are predicted differently from those on GPUs in three ways. The cores that dispatch operations
-also run the kernels, so the time to dispatch an operation adds to the time of its kernel. Pointwise work is limited by
-arithmetic on cached data and not by memory bandwidth, so `engine probe` measures its rate separately, on whole layers.
+also run the kernels, so the time to dispatch an operation adds to the time of its kernel. On CPU cores, pointwise
+work is limited by arithmetic on cached data and not by memory bandwidth. `engine probe` therefore derives the rate of
+pointwise work from the measured time of a small model, minus the predicted time of matmuls, attention and dispatches.
 Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the time of a step is the CPU
 time of all ranks divided by the number of cores, and a pipeline's bubble costs no time while there are more ranks than
 cores.

@@ -261,9 +261,10 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds by which an exchange lengthens the computation that it overlaps with. The exchange is split into `parts`
-    equal collectives. At least the time of one of them is exposed, and at least the time by which the exchange outlasts
-    the computation. During the rest of its time, the exchange slows down the kernels that run concurrently."""
+    """Seconds that an exchange adds to a step although it overlaps with computation: its exposed time, plus the time by
+    which it slows down concurrent kernels. The exchange is split into `parts` equal collectives. At least the time of
+    one of them is exposed, and at least the time by which the exchange outlasts the computation. During the rest of its
+    time, the exchange slows down the kernels that run concurrently."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 

@@ -122,7 +122,8 @@ class Job:
         have equal loads.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
-        choice, the engine drops pairs but adds no padding, so a capacity factor above 1 does not change the number of
+        choice, the engine drops the pairs that exceed an expert's capacity, but adds no padding. With equal loads, no
+        expert exceeds its capacity if the capacity factor is at least 1, so such a factor does not change the number of
         pairs.
         """
         factor = self.capacity_factor or 1.0
@@ -225,7 +226,9 @@ def planned_precision(precision: str) -> Precision:
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """Values for the fields of `Job` that describe what the layout's routers gather (docs/evidence/bytes.md, tp)."""
+    """Values for the fields of `Job` that describe what the model's routers exchange: the scores or token counts that a
+    router gathers from the ranks with the other slices of a sequence (docs/evidence/bytes.md, tp), and whether the
+    experts' loads are summed for balancing with biases."""
     moe = layout.model.moe
     if moe is None:
         return {}

@@ -118,8 +118,8 @@ class Operations:
 
     def repeated(self) -> tuple[Operation, ...]:
         """The operations that the backward pass runs again if all operations added so far are recomputed. torch stops
-        the recomputation at the last saved tensor. The last matmul saves only its input, so the engine does not
-        recompute this matmul."""
+        the recomputation at the last saved tensor. The backward pass of the last matmul needs the input of this matmul
+        but not its output, so the engine does not run the last matmul again."""
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
@@ -206,10 +206,9 @@ def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
     """Add the attention scores, the softmax, the weighted sum of values, and the collectives over cp. `apart`: the
-    scores, the softmax and the weighted sum run in separate kernels, not in a fused kernel. Separate kernels are
-    assumed for sliding-window attention with sinks, because Megatron-Bridge uses separate kernels for sinks if
-    Transformer Engine is older than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with
-    this assumption."""
+    scores, the softmax and the weighted sum run in separate kernels, not in a fused kernel. Sliding-window attention
+    with sinks is assumed to be unfused, because Megatron-Bridge uses unfused attention for sinks if Transformer Engine
+    is older than 2.8. Predictions match the published times of gpt-oss on H100 and B300 only with this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]

@@ -138,7 +138,8 @@ def _held(weights: tuple[Weight, ...], shards: Shards) -> Held:
 
 
 def _weights(model: Transformer, mtp: bool) -> Counter[Weight]:
-    """For each distinct weight of the model, the number of times that it occurs in the model."""
+    """How often each `Weight` description occurs in the model. Weights of different layers count as the same `Weight`
+    if they have the same part, name and shape and are split in the same way."""
     counts: Counter[Weight] = Counter()
     for layer, times in model.kinds.items():
         for weight in layer_weights(model, layer):

@@ -56,8 +56,8 @@ class RandomWindows:
 
 
 def read_text(layout: Layout, section: str = "data") -> Text:
-    """The training text that a layout selects: token shards, or a corpus. `section`: the layout section that error
-    messages refer to. Raises RefusedError."""
+    """Read the text that the run's configuration (`layout.data`) names: token shards, or a corpus. `section`: the
+    layout section that error messages refer to. Raises RefusedError."""
     if layout.data.source == "shards":
         return read_shards(layout)
     return read_corpus(layout, section)

@@ -25,8 +25,8 @@ class LossFreeBalancing:
         }
 
     def __call__(self, load_LE: Tensor) -> None:
-        """Update every bias. `load_LE` contains, for each layer and expert, the number of (token, expert) pairs of this
-        rank's tokens."""
+        """Update every bias. `load_LE` contains, for each layer and expert, how many of this rank's tokens are routed
+        to the expert."""
         if not self._routers:
             return
         loads = load_LE[list(self._routers)].to(self._device)

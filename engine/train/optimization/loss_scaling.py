@@ -30,8 +30,8 @@ class LossScaler:
             self.scale = self.settings.initial
 
     def restore(self, scale: float | None, good_steps: int, skipped: int) -> None:
-        """Continue from a checkpoint. A checkpoint of a run without fp16 has no scale; in that case the layout's
-        initial scale is used."""
+        """Continue from a checkpoint. A checkpoint of a run without fp16 has no scale; a run with fp16 that resumes
+        from it starts with the initial scale from its settings (`loss_scale.initial`)."""
         self.skipped = skipped
         if self.settings and scale is not None:
             self.scale, self.good_steps = scale, good_steps

@@ -1,4 +1,5 @@
-"""Measures the screens through a real pseudo-terminal on simulated runs that complete about ten steps per second.
+"""Benchmarks the screens of the app: the app runs in a real pseudo-terminal and shows simulated training runs that
+complete about ten steps per second.
 
     python -m tests.bench screens [--quick] [ranks=1024]
 

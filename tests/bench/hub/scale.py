@@ -48,8 +48,9 @@ def memory_mib(pid: int) -> float:
 
 
 class Head(msgspec.Struct, array_like=True):
-    """The fields of a step record up to the step time; the simulated ranks put the send time into the field of the step
-    time. This benchmark decodes no other fields."""
+    """The first fields of a step record, up to and including the field of the step time. The simulated ranks put the
+    time of sending into that field, so that the benchmark can compute the delay of the record. This benchmark decodes
+    no other fields."""
 
     kind: str
     rank: int

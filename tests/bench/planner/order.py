@@ -2,9 +2,10 @@
 
 A pair is two published measurements of the same workload: same source, release, model, GPUs, batch, sequence length and
 precision. The error of a pair is the difference between the log errors of its two predictions. The limits of the
-interval are quantiles of the errors of pairs whose source was left out of the fit. The planner decides which layout of
-a pair is faster in two cases: the predicted ratio exceeds the limit; or both layouts split their layers in the same
-way, and one of them is slower in total and not faster in any phase (computation, bubble, ...).
+interval are quantiles of the errors of pairs whose source was left out of the fit. The planner says which layout of a
+pair is faster only if the predicted ratio of the step times exceeds the limit, or if both layouts split their layers in
+the same way and one of them is slower in total and not faster in any phase (computation, bubble, ...). Otherwise it
+leaves the pair open.
 """
 
 from collections import defaultdict
@@ -114,10 +115,12 @@ def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
 
 
 def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
-    """Lines of a report: for how many pairs the planner decides which layout is faster, with the stored fit and limits.
-    `left_out`: pairs predicted by a fit that did not use the source of the pair. If there are any, further lines report
-    these counts for each confidence level in LEVELS and, at the stored level, for each source. The limits for the
-    left-out pairs of a source are calibrated on the other sources."""
+    """Lines of a report. The first line counts the pairs for which the planner says which layout is faster, how many of
+    these statements are wrong, and the pairs that it leaves open; the predictions (`fitted`) come from the stored fit
+    of the planner's efficiencies, and the limits from order.toml. `left_out`: pairs predicted by a fit that did not use
+    the source of the pair. If there are any, a table reports these counts for each confidence level in LEVELS. Further
+    lines then report the counts for each source, at the confidence level that order.toml states for its limits. The
+    limits for the left-out pairs of a source are calibrated on the other sources."""
     stored = limits()
     now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
     lines = [

@@ -59,8 +59,8 @@ def routed(layers: int, width: int, attention: Attention, experts: Experts, voca
 
 
 def deepseek(layers: int, dense: int, heads: int, experts: Experts, vocab: int, mtp: int = 0) -> Transformer:
-    """DeepSeek-V3 and Kimi K2, whose latent attention has the same dimensions. The first layers are dense, with a
-    hidden width of 18432."""
+    """DeepSeek-V3 and Kimi K2, whose latent attention has the same dimensions. The first layers have a dense FFN with
+    an intermediate size of 18432."""
     mixer = LatentAttention(heads, 1536, 512, 128, 64, 128)
     first, rest = Layer(mixer, Dense(18432)), Layer(mixer, experts)
     return Transformer(7168, vocab, (first,) * dense + (rest,) * (layers - dense), mtp_layers=mtp)

@@ -97,7 +97,8 @@ def trainer_block(folder: Path, on: bool) -> Clock:
 
 
 def accelerate_block(folder: Path, on: bool) -> Clock:
-    """Train one epoch in a loop over Accelerate, with `watch` if `on` is True; return the times of its steps."""
+    """Train one epoch in a training loop that uses Accelerate, with `watch` if `on` is True; return the times of its
+    steps."""
     import torch
     from accelerate import Accelerator
 

@@ -1,11 +1,11 @@
 """Measures the overhead of telemetry and control: each is turned on and off in blocks (ABBA) within one run.
 
-There is one run for each combination of rank count and step size. With telemetry on, all ranks send the same records as
-in a run with the default settings, to a hub on the same machine; with telemetry off, agents send nothing and their
-threads sleep. With control on, the ranks vote on knob changes at each step boundary; with control off, they do not. The
-ratio of mean step times is the median over ABBA groups, with a bootstrap interval. The benchmark also measures the CPU
-time of agent and hub, and the CPU time that telemetry adds to the trainer's thread (preparing and sending messages),
-relative to the step time.
+There is one run for each combination of a number of ranks and a size of model and batch (`SIZES`). With telemetry on,
+all ranks send the same records as in a run with the default settings, to a hub on the same machine; with telemetry off,
+agents send nothing and their threads sleep. With control on, the ranks vote on knob changes at each step boundary; with
+control off, they do not. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. The
+benchmark also measures the CPU time of agent and hub, and the CPU time that telemetry adds to the trainer's thread
+(preparing and sending messages), relative to the step time.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Measures the overhead of `cockpit wrap`: one process, which has its own hub, trains in alternating blocks with and
 without the hooks (ABBA).
 
-The first steps of a block are not counted. The benchmark divides the values with the hooks by those without, for the
-mean step time and for the CPU time of the process (which includes the agent's threads), and reports the two ratios.
+The first steps of a block are not counted. The benchmark reports two ratios, each with hooks to without hooks: that of
+the mean step times, and that of the mean CPU times of the process per step (which include the agent's threads).
 """
 
 import os

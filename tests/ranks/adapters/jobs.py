@@ -43,7 +43,8 @@ class Job:
         return json.loads(done.stdout) if done.stdout else done.stderr
 
     def until(self, true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Wait until the predicate `true` holds for the run's state, and return this state."""
+        """Read the run's state repeatedly until the function `true`, called with the state, returns a true value.
+        Return this state."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             seen = self.cockpit("snapshot")

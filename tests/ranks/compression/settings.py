@@ -1,5 +1,6 @@
-"""The gradient compression methods that the runs use, those that `make test` runs, and the grids in which a run is
-resumed."""
+"""Settings of the test runs: the gradient compression methods, the subset of them that `make test` tests, the methods
+of the runs that are resumed from a checkpoint, and the smaller parallel layouts (two ranks instead of four) in which
+one of these runs is resumed."""
 
 SETTINGS = {
     "none": [],

@@ -34,8 +34,8 @@ def ran(folder: Path, scenario: str) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A function that returns the results of a run, such as "top_k", by rank. If this run has not been trained yet, the
-    function first starts the program that trains it together with others."""
+    """A function that returns the results of a training run, such as "top_k", by rank. If there are no results of this
+    run yet, the function first starts a program that does this run and others."""
     done: dict[str, list[Any]] = {}
 
     def of_run(name: str) -> list[Any]:

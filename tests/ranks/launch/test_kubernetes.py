@@ -1,4 +1,5 @@
-"""docs/clusters/kubernetes.yaml: valid under Kubernetes' own schemas, and accepted by torchrun and the engine."""
+"""Tests of the manifest docs/clusters/kubernetes.yaml: it is valid under Kubernetes' own schemas, and torchrun and the
+engine accept their arguments in its container command."""
 
 import json
 import os

@@ -67,8 +67,9 @@ LAYOUTS: dict[str, list[str]] = {
 
 
 def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer]:
-    """Train in one layout. Returns this rank's results, such as the meter's readings and the loss of each step and a
-    digest of the final weights, and the trainer."""
+    """Train in one layout. Returns two values: a dictionary with this rank's results, and the trainer. The results
+    include the meter's readings after each step, on rank 0 the loss of each step, and a digest of the final weights.
+    """
     torch.manual_seed(7)
     np.random.seed(7)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)

@@ -19,8 +19,10 @@ ROUND_ONCE = 2.0**-23
 
 
 def assert_equal_except_for_rounding(case: Case, result: dict[str, Any], steps: int) -> None:
-    """Raises AssertionError if `result`, the content of a case's `result.json` after `steps` steps, exceeds a
-    tolerance."""
+    """Raises AssertionError if a case's run of `steps` steps differs from the reference run by more than rounding
+    explains: if the difference of a loss, a gradient norm, a gradient or an averaged weight is larger than its
+    tolerance, or if tokens go to other experts in a case that does not allow this. `result` is the content of the
+    case's `result.json`, which lists these differences."""
     same, precision = result["same_routing"], case.layout.train.precision
     assert len(result["losses"]) == steps
     assert same == steps or not (case.fp64 or precision in ROUNDED), "routed differently"

@@ -1,5 +1,6 @@
-"""Counts, for each feature of the engine (such as latent attention or shared experts), the parity cases that use it: on
-at most one grid axis, and on several.
+"""Counts, for each feature of the engine (such as latent attention or shared experts), the parity cases that use it.
+There are two counts for each feature: the cases whose layout has several ranks on at most one grid axis (pp,
+dp_replicate, dp_shard, cp or tp), and the cases whose layout has several ranks on two or more axes.
 
 python -m tests.ranks.parity.parts
 """

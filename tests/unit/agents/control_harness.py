@@ -29,7 +29,8 @@ class ControlHarness:
         self.control = Control(self.update_log, self.membership, self.journal)
 
     def train(self, revision: int = 0) -> None:
-        """Send a hello from each rank, and publish the leader's knob board."""
+        """Register a hello from each rank. Then publish the leader's `Board` message, which lists the tunable settings
+        (knobs) with their current and legal values."""
         for rank in range(WORLD):
             self.membership.hello(bytes([rank]), make_hello(rank, WORLD, revision=revision), 0.0)
             self.control.note_revision(revision)

@@ -8,8 +8,9 @@ from agents.loop.loop import Loop
 
 
 class ScaledSchedule:
-    """A schedule whose `get_lr` is multiplied by a factor. The schedule's own limits, which checkpoints contain, need
-    not be scaled, because the schedule computes each rate anew from the number of samples so far.
+    """A schedule whose `get_lr` is multiplied by a factor. `get_lr` computes each rate anew from the number of samples
+    so far, so the factor never acts on a rate that is already scaled. The maximum and minimum rate of the schedule,
+    which checkpoints contain, are not scaled.
     """
 
     def __init__(self, scheduler: Any, patches: Patches) -> None:

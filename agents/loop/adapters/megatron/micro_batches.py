@@ -3,7 +3,7 @@
 At the start of each step, `train` calls `update_num_microbatches` and then reads the number of micro-batches. If this
 number has increased, `train` saves a checkpoint (with `--save`); if it has decreased, `train` ends the program. So the
 adapter changes the number inside `update_num_microbatches`, by replacing Megatron's micro-batch calculator. The knob
-refuses a number below the current one, because it would end the program.
+refuses a number below the current one, because an assertion in `train` would then fail and end the training process.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class MicroBatches:
         return ""
 
     def request(self, value: int, step: int) -> int | None:
-        """Make `value` take effect in the step after `step`. If the data loader does not repeat its data, the
-        remaining data lasts for another number of steps; in this case, set and return the new last step.
+        """Make `value` take effect in the step after `step`. A data loader that does not repeat its data runs out of
+        data earlier if each step uses more micro-batches; with such a loader, set and return the new last step.
         """
         args, before = self._args, self._requested or self.value
         self._requested = value

@@ -142,7 +142,8 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
-    """One line for each reason or method that estimates name as their source: the quantities, then the source, such as
+    """One line for each group of estimates with the same source. The source says how the values were estimated or, if
+    they are unknown, why. A line lists the quantities, then the source, such as
     ``no data  step time, bubble · ranks share cores``. A source that does not fit beside its quantities is written
     below them."""
     lines: list[StripLine] = []

@@ -172,9 +172,9 @@ class Heat:
         return list(zip(map(min, *lows), map(max, *highs), strict=True))
 
     def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
-        """The glyphs of a cell from top to bottom: a bar if the cell stands for a single load; otherwise two colours,
-        for the highest and the lowest load.
-        """
+        """The glyphs of a cell from top to bottom. If all experts in the cell have the same load, as in a cell of one
+        expert, the glyphs form a bar as high as this load, or show that the expert is dead. Otherwise they are the
+        glyph of `folded`, which shows the highest and the lowest load."""
         tall = self.fold.tall
         if low == high:
             style = self.colours.deviation[load_bin(high)]
@@ -206,8 +206,9 @@ def _halves(upper: Style, lower: Style) -> Style:
 
 def marked(glyph: str, style: Style, colours: Palette) -> Style:
     """The style of a glyph under the cursor. The colours of a bar glyph are not swapped, so that its height stays
-    readable; it is drawn in the strongest colour. Other glyphs are drawn with swapped colours; on a terminal without
-    colours, bar glyphs are too."""
+    readable; it is drawn in the strongest colour. All other glyphs are drawn in the theme's background colour on its
+    strongest text colour. A terminal without colours cannot show these colours, so it shows every glyph under the
+    cursor, also a bar glyph, in reverse video."""
     if glyph in BAR and not colours.cursor.reverse:
         return Style(color=colours.strong.color, bgcolor=colours.cursor.bgcolor, bold=True)
     return Style(

@@ -218,8 +218,8 @@ def _idle(store: Store, step: int | None, pp: int, ranks: list[int]) -> tuple[fl
 def _numbers(
     line: StripLine, idle: tuple[float | None, float | None], colours: Palette, words: tuple[str, str, str]
 ) -> StripLine:
-    """Add three shares of the time from the start of a step's pipeline to the end of its last action: busy time, the
-    bubble, and the bubble's lower bound."""
+    """Append three percentages to `line`: the busy time, the bubble, and the lower bound of the bubble. Each is a share
+    of the time from the start of a step's pipeline to the end of its last action."""
     bubble, bound = idle
     values = (None if bubble is None else 1 - bubble, bubble, bound)
     for i, (word, value) in enumerate(zip(words, values, strict=True)):

@@ -109,8 +109,9 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """One glyph under each column of steps: for the shown step, else for a knob change or a mark of the user, else
-        for a step whose timeline is kept, else for a step whose phases are kept."""
+        """The line of glyphs under the columns, one glyph per column. A column of steps gets the glyph of the first of
+        these that it contains: the shown step, a knob change or a step that the user marked, a step whose timeline is
+        still in memory, a step whose phases are still in memory."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

@@ -76,7 +76,8 @@ def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -
 
 def _evidence(store: Store, step: int) -> list[str]:
     """Notes about a step, as far as they apply: the action in the timeline whose duration exceeds the median for its
-    kind and stage by the most, the events at the step, and a slower step that is no longer kept."""
+    kind and stage by the most, the events at the step, and the slowest step of the run, if it took longer than this
+    step but its phases are no longer in memory."""
     found = []
     for pipeline in pipelines(store, step)[:1]:
         if out := longest(pipeline):

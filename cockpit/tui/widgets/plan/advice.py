@@ -177,8 +177,10 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
 
 
 def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
-    """The table of a scaling curve, with lines such as
-    ``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
+    """The table of a scaling curve, one line per number of ranks. The line
+    ``2 048  61 440  23.5 s  2.7 M  34.4 %  ████████ 99.8 %  compute`` means: 2048 ranks, a global batch of 61,440
+    sequences, 23.5 s per step, 2.7 million tokens/s, 34.4 % MFU, a scaling efficiency of 99.8 %, and steps bound by
+    compute."""
     wide = width >= 66
     head = f"{'ranks':>8}{'batch' if wide else '':>{9 * wide}}{'step':>10}{'tok/s':>10}"
     lines = [StripLine().add(f"{head}{'MFU' if wide else '':>{8 * wide}}  efficiency", colours.dim)]

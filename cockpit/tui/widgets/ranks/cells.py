@@ -255,8 +255,8 @@ def _chosen(glyph: str, width: int) -> str:
 
 
 def _gravity(code: int) -> int:
-    """How severe the rank shown by a cell is, from the cell's code (the index of its glyph and colour): higher is
-    worse. Cells without a value are the least severe."""
+    """How severe the state or the deviation that a cell shows is, from the cell's code (the index of its glyph and
+    colour): higher is worse. Cells without a value are the least severe."""
     return code if code <= CODES[Level.BAD] else -code
 
 

@@ -310,8 +310,9 @@ def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]
 
 
 def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:
-    """The labels of the rows, such as ``pp4`` for a whole band, ``r5`` for one rank, ``r8-15`` for consecutive ranks,
-    and ``r8 +3`` for rank 8 and three other ranks."""
+    """The labels of the rows, such as ``pp4`` for all ranks with the coordinate 4 on the axis pp, ``r5`` for one rank,
+    ``r8-15`` for consecutive ranks, and ``r8 +3`` for rank 8 and three other ranks. `bands`: the label of each row that
+    holds all ranks of one coordinate or one node."""
     labels = []
     for row in rows:
         first, last = row[0], row[-1]

@@ -62,7 +62,9 @@ def group_of(store: Store, selection: Selection) -> str | None:
 
 
 def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]]:
-    """The ranks in bands, one for each coordinate on the axis `group` or each node, and the labels of the columns."""
+    """The ranks grouped into bands, and the labels of the columns. If `group` is `NODE`, the ranks of each node form a
+    band; if it is the name of an axis, the ranks with the same coordinate on this axis do; if it is None, all ranks
+    form one band."""
 
     def compute() -> tuple[Sequence[Band], list[str]]:
         if group == NODE:

@@ -1,5 +1,5 @@
 """Describes the all-to-all matrix in text: which ranks send and receive most, the pair under the cursor, the pairs with
-the most bytes, and the kept samples."""
+the most bytes, and one line for each sampled step whose matrix is still in memory."""
 
 import heapq
 

@@ -1,5 +1,5 @@
-"""Panel with a linear model of each axis's time in collectives, fitted to the run's steps: the time per micro-batch (α)
-and the bandwidth (1/β), beside the planner's assumptions for the link."""
+"""Panel with a linear model of each axis's time in collectives, fitted to the run's steps: the time that each
+micro-batch adds regardless of its bytes (α) and the bandwidth (1/β), beside the planner's assumptions for the link."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,8 +28,9 @@ class Part(NamedTuple):
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: the time per micro-batch (α) and the bandwidth (1/β) fitted to the run's
-    steps, and the link's bandwidth and latency from the planner's hardware table."""
+    """The panel with one paragraph per axis. It shows two values fitted to the run's steps, the time that each
+    micro-batch adds regardless of its bytes (α) and the bandwidth (1/β), and the link's bandwidth and latency from the
+    planner's hardware table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"

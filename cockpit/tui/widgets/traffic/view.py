@@ -132,8 +132,9 @@ def _container(places: Places) -> range | frozenset[int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The visible ranks or nodes by row and column, how many of them share a row (`down`) or a column (`across`), and
-    the width of a cell."""
+    """The layout of the visible part of the matrix. `rows`, `columns`: the visible ranks or nodes. `down`, `across`:
+    how many adjacent ranks or nodes are merged into one row (`down`) and into one column (`across`). `cell`: the width
+    of a cell."""
 
     rows: Places
     columns: Places

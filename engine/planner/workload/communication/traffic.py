@@ -100,8 +100,8 @@ class _Rank:
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes of router scores (half precision) and of pair counts that a rank sends to each of the ranks that have
-        the other slices of the same sequence."""
+        """Bytes that the routers of a rank send to each of the ranks that have the other slices of the same sequence:
+        the scores (half precision), the number of tokens that are routed to each expert, or both."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -202,8 +202,9 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes that a rank sends to sum the experts' loads, by axis: "tp", and "dp" for the data-parallel ranks and
-        the replicas. 0 unless the router balances the loads with biases."""
+        """Bytes that a rank sends to sum the experts' loads, by axis: "tp" is for the sum over the tp ranks, and "dp"
+        for the sums over the data-parallel ranks and the replicas. Both are 0 unless the router balances the loads with
+        biases."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -229,8 +230,8 @@ class _Rank:
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
     """Number of split backward passes on the rank with the most actions. DualPipeV splits backward passes only near the
-    start and the end of a step, so if a step has more than 2 micro-batches per rank, further micro-batches do not
-    change this number. Other schedules split all backward passes or none."""
+    start and the end of a step, so once a step has more than twice as many micro-batches as there are pipeline ranks,
+    further micro-batches do not change this number. Other schedules split all backward passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

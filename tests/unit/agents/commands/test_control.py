@@ -83,8 +83,8 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
 
 
 def test_partial_acks_are_journalled(controller: ControlHarness) -> None:
-    """If the journal did not contain the acks, the log of an ended run, or the log after a hub restart, would
-    contradict what the log said before."""
+    """The journal must contain the acks received so far. Without them, the log would contradict what it said before as
+    soon as the run has ended or the hub has restarted."""
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     controller.ack(1, 1)

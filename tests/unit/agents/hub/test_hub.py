@@ -42,7 +42,8 @@ from tests.unit.agents.fleet import (
 
 @pytest.fixture
 def client(hub: HubProcess, fleet: Fleet, opened: Opened) -> Client:
-    """A client that has received the hellos of the four simulated ranks and the knob board."""
+    """A client that has received a hello from each of the four simulated ranks, and the leader's `Board` message, which
+    lists the tunable settings (knobs) with their current and legal values."""
     client = opened(Client(hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.hellos) == 4 and client.state.board, fleet.turn)
     return client

@@ -1,5 +1,6 @@
-"""The stacks of a process: the training thread comes first, long stacks are shortened, and a source file or a flight
-recorder that hangs does not delay the answer."""
+"""The stacks of a process: the training thread comes first, and long stacks are shortened. If reading a source file or
+the program's recorder of collectives hangs, the agent waits only briefly, and then answers without the source lines
+or the recorder's text."""
 
 import sys
 import threading

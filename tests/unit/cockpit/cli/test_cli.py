@@ -1,4 +1,5 @@
-"""The headless commands against a real hub and four ranks that train in a thread."""
+"""Tests of the headless commands against a real hub process. A thread of the test simulates the run's four ranks: it
+reports steps and applies changes, but trains nothing."""
 
 import json
 import subprocess

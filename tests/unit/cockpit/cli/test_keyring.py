@@ -161,7 +161,8 @@ def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the run is live, SQLite keeps the index of the write-ahead log in the memory of the machine that writes the
-    recording. After the run, the index is in no process's memory, so any machine can read the recording."""
+    recording, so no other machine can read it. After the run, no process writes the recording any more, so any machine
+    can read it."""
     hub_file(hub.folder)
     here = this_host()
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")

@@ -1,5 +1,6 @@
-"""Tests of the tracks (one timeline of actions per rank) on the pipeline screen: they have the exact width at every
-zoom, micro-batch numbers are never cut, and idle time and the time axis are drawn."""
+"""Tests of the tracks (one timeline of actions per rank) on the pipeline screen: at every zoom, a track fills exactly
+the number of terminal cells that is reserved for it, micro-batch numbers are never cut, and idle time and the time axis
+are drawn."""
 
 import pytest
 from hypothesis import given

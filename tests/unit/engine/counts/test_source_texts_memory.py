@@ -292,8 +292,8 @@ def test_activations_of_7b_take_50_to_200_gb() -> None:
 
 def test_recompute_saves_what_c_says_and_more() -> None:
     """According to source text C, activation checkpointing saves 60-70 % of the activation memory for 30 % more
-    compute. Full recompute costs a third more compute and keeps only the layers' inputs, so it saves 94 % of the
-    layers' activations."""
+    compute. Full recompute costs a third more compute and keeps only the layers' inputs, so the layers' activations
+    take 94 % less memory."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid())
     none, full = (
         sum(
@@ -319,9 +319,9 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """According to section 6.2 of source text D, training a model of N parameters takes about 6 N FLOPs per token. For
-    GPT-3 this is exact if N counts only the weights of matrix products, including those of the output head, and 6 s h
-    is added per layer for causal attention."""
+    """According to section 6.2 of the roofline guide (text D in this module's docstring), training a model of N
+    parameters takes about 6 N FLOPs per token. For GPT-3 this is exact if N counts only the weights of matrix products,
+    including those of the output head, and 6 s h is added per layer for causal attention."""
     parts = by_part(models.GPT3)
     matrices = parts["mixer"] + parts["dense"] - 96 * 9 * 12288 + parts["embedding"] - 2048 * 12288
     assert token_flops(models.GPT3, 2048) == 6 * matrices + 6 * 96 * 2048 * 12288

@@ -118,7 +118,8 @@ def test_all_tensors_of_a_stage_are_created_on_its_device(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_stays_on_its_device(kind: str) -> None:
-    """On meta tensors, an operation on tensors of different devices raises an error. An operation that copies a value
+    """All tensors of the stage are moved to the meta device. An operation that combines them with a tensor on another
+    device, such as one that the code created on the CPU by mistake, raises an error. An operation that copies a value
     to the host, which would make the host wait for the device, also raises an error.
     """
     layout = layout_of(kind)

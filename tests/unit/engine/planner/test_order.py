@@ -1,5 +1,7 @@
-"""Tests when the planner is certain which of two layouts is faster, how the limits are calibrated, and that the planner
-never claims that the slower of two published layouts is certainly the faster one."""
+"""Tests the rule by which the planner decides whether it is certain which of two layouts is faster, and the calibration
+of the rule's limits for the predicted ratio of the two step times. The tests also check the rule on all pairs of
+published layouts whose measured step times differ by more than 8 %. For none of these pairs is the planner certain that
+the slower layout is the faster one."""
 
 from dataclasses import replace
 from math import log

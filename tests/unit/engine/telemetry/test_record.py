@@ -1,5 +1,5 @@
-"""Step records of ranks and summaries on rank 0: the statistics of an expert load match the load of each expert, and
-the FLOPs of ranks add up."""
+"""Step records of ranks and summaries on rank 0: the statistics of each layer's load balance (such as maximum over mean
+and entropy) match the loads of the layer's experts, and the FLOPs of ranks add up."""
 
 import math
 from types import SimpleNamespace

@@ -64,7 +64,8 @@ def test_direct_all_to_all_sends_to_each_rank(ranks: int, steps: int) -> None:
 
 
 def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
-    """According to section 5.1 of source text D, the time is alpha + 1 GB x 2.22 ps/byte."""
+    """According to section 5.1 of the roofline guide (text D in test_source_texts_communication.py), the time is
+    alpha + 1 GB x 2.22 ps/byte."""
     assert collective_time("send", 1e9, 2, 1, _with_share(1.0)) == pytest.approx(2.22e-3, rel=2e-3)
 
 
@@ -73,8 +74,9 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """The code in section 5.3 of source text D computes the crossover size as n* = alpha / beta, which is right. The
-    figure in that section shows 2-5 KB for NVLink, which is wrong."""
+    """The code in section 5.3 of the roofline guide (text D in test_source_texts_communication.py) computes the
+    crossover size as n* = alpha / beta, which is right. The figure in that section shows 2-5 KB for NVLink, which is
+    wrong."""
     link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "text")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 

@@ -58,7 +58,9 @@ def kernels(job: Job) -> int:
 
 
 def test_megatron_fuses_the_softmax_only_for_a_multiple_of_four_heads() -> None:
-    """With tp 8 a rank has two heads, so a micro-batch of one sequence has separate softmax kernels."""
+    """Megatron's fused softmax kernel requires that the heads of a rank times the sequences of a micro-batch are a
+    multiple of four. With tp 8 a rank has two heads, so for a micro-batch of one sequence the softmax is not fused:
+    casts, scaling, mask and softmax run as separate kernels."""
     two_heads, four_heads = kernels(JOB), kernels(replace(JOB, micro_batch=2))
     assert two_heads == four_heads + 2
     assert kernels(replace(JOB, seq_len=4096, micro_batch=2)) == two_heads, "the kernel has up to 2048 keys"

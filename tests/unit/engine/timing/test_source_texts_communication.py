@@ -199,7 +199,8 @@ def test_a_number_of_the_source_texts(number: Number) -> None:
 @pytest.mark.parametrize("kind", SENT, ids=" ".join)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
-    """Compares the planner's costs with the formulas in sections 3.5, 4.4 and 5.2 of source text D."""
+    """Compares the planner's costs of collectives with the formulas in sections 3.5, 4.4 and 5.2 of the roofline guide
+    (text D in this module's docstring)."""
     steps, sent = (formula(ranks) for formula in SENT[kind])
     found = cost(*kind, ranks)
     assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
@@ -216,8 +217,9 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 
 def test_when_to_use_which_all_reduce() -> None:
-    """According to section 3.5 of source text D, an algorithm with few steps is best for small messages, and one that
-    sends few bytes is best for large messages; the naive algorithm is never chosen."""
+    """According to section 3.5 of the roofline guide (text D in this module's docstring), an algorithm with few steps
+    is best for small messages, and one that sends few bytes is best for large messages. The guide advises against the
+    naive algorithm (reduce, then broadcast) at scale; the planner never chooses it."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
     # 2 log2(64) = 12 messages are enough, while a ring needs 126.
@@ -269,7 +271,8 @@ def test_the_example_of_the_roofline() -> None:
 
 
 def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
-    """As in section 6.5 of source text D, the efficiency grows in proportion to the batch up to the ridge point."""
+    """As in section 6.5 of the roofline guide (text D in this module's docstring), the efficiency grows in proportion
+    to the batch up to the ridge point."""
     star = ridge(H100, 50 * GB)
     rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
     assert (

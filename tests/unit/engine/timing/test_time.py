@@ -161,8 +161,9 @@ def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: floa
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """According to the formula in section 9.5 of source text D, 4 x 2 (t-1)/t x B S H elements of 2 bytes, tensor
-    parallelism sends 352 MB for a layer. The document says about 175 MB, which is wrong."""
+    """According to the formula in section 9.5 of the roofline guide (text D in test_source_texts_communication.py),
+    4 x 2 (t-1)/t x B S H elements of 2 bytes, tensor parallelism sends 352 MB for a layer. The document says about
+    175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
@@ -187,15 +188,17 @@ def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_k
 def test_data_parallel_all_reduce_of_the_source_texts(
     parameters: float, bytes_each: int, seconds: float
 ) -> None:
-    """According to section 7.4 of source text D, with many ranks, each rank sends nearly 2 N bytes at 200 GB/s to
-    all-reduce N bytes."""
+    """Section 7.4 of the roofline guide (text D in test_source_texts_communication.py) lists how long the gradient
+    all-reduce of several models takes at 200 GB/s. The guide counts 2 N bytes for an all-reduce of N bytes. In a ring
+    of many ranks, each rank sends nearly that many."""
     many = 2 * (1023 / 1024) * parameters * bytes_each / 200e9
     assert many == pytest.approx(seconds, rel=0.05)
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """According to section 8.4 of source text D, FSDP sends 3 N bytes and DDP 2 N bytes if weights and gradients have
-    the same dtype and a step has one micro-batch."""
+    """According to section 8.4 of the roofline guide (text D in test_source_texts_communication.py), FSDP sends 3 N
+    bytes and DDP 2 N bytes in a step, where N is the size of the weights. This holds if weights and gradients have the
+    same dtype and a step has one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)

@@ -16,7 +16,8 @@ from tests.unit.engine.config.test_layout import DEMO
 
 
 class Control(Axis):
-    """Replaces the process group of all ranks (the axis `control`); the other ranks have the given training texts."""
+    """A fake of the process group of all ranks (the axis `control`). Its all-gather returns digests as if the other
+    ranks had read the training texts `others`."""
 
     def __init__(self, *others: Corpus) -> None:
         self._others = others

@@ -1,5 +1,5 @@
-"""Builds OpenTelemetry exports for tests of `cockpit listen`. A fake of the loop that `agents.join` returns records the
-steps that the receiver derives from the exports."""
+"""Builds OpenTelemetry exports for tests of `cockpit listen`. The tests replace the object that `agents.join` returns
+with a fake (`Noted`), which records the steps that the receiver derives from the exports."""
 
 from typing import Any
 

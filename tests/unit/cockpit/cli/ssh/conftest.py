@@ -54,7 +54,9 @@ def far_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @dataclass
 class Server:
-    """How the ssh on the PATH reaches the other machine, which is named `far`."""
+    """A test's connection to the other machine, which is named `far`: an `ssh` command on the PATH, which is either the
+    stand-in or OpenSSH with a real sshd. `folder` contains the files of the connection, such as keys and
+    configuration."""
 
     folder: Path
     log: Path | None  # the command lines of the stand-in

@@ -1,5 +1,6 @@
-"""Anomalies: their order, the screen and the rank, expert or step that each one selects, and that none is listed
-twice."""
+"""Tests of the list of a run's anomalies. For each anomaly, the list names the screen that shows it, and the rank,
+expert or step to select on that screen. The tests check these names and the order of the list, and that no anomaly is
+listed twice."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,6 @@
-"""Tests of the cockpit's connection to a live run: it rejects a viewer's requests even if no key binding blocks them,
-and reconnects to a restarted hub."""
+"""Tests of the cockpit's connection to a live run. In a cockpit without the operator role (a viewer), the connection
+itself rejects every request to change the run, and does not rely on the screens to prevent such requests. After a
+restart of the hub, the connection is restored."""
 
 import threading
 import time

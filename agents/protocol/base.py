@@ -57,7 +57,7 @@ def spell(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        return short if float(short) == value else repr(value).removesuffix(".0")
     return str(value)
 
 

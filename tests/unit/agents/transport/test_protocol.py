@@ -189,7 +189,14 @@ def test_legal_values(legal: Legal, value: protocol.Value, admitted: bool) -> No
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(1.0000001, "1.0000001"), (1 - 1e-12, "0.999999999999"), (1.0, "1"), (3e-4, "0.0003"), (1e-08, "1e-08")],
+    [
+        (1.0000001, "1.0000001"),
+        (1 - 1e-12, "0.999999999999"),
+        (1.0, "1"),
+        (2.0**53, "9007199254740992"),
+        (3e-4, "0.0003"),
+        (1e-08, "1e-08"),
+    ],
 )
 def test_different_numbers_have_different_spellings(value: float, said: str) -> None:
     assert spell(value) == said and float(said) == value

@@ -94,8 +94,8 @@ class Checkpoints:
         """Whether to save a checkpoint after `done` steps; `last`: whether the run ends after these steps. The result
         is equal on all ranks.
 
-        If the state after `done` steps has already been saved, for example during a pause, a requested save is due only
-        if the earlier save failed. Therefore all ranks first wait for the result of the earlier save.
+        A save after `done` steps may already have been started, for example during a pause. A requested save is then
+        due only if the earlier one failed. Therefore all ranks first wait for the result of the earlier save.
         """
         if done == self._saved_at:
             if not self._requested:

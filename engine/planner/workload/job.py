@@ -118,8 +118,8 @@ class Job:
 
     @property
     def pairs_run(self) -> float:
-        """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k, if all experts
-        have equal loads.
+        """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k. It differs from 1
+        if pairs are dropped or padding is added. All experts are assumed to have equal loads.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
         choice, the engine drops the pairs that exceed an expert's capacity, but adds no padding. With equal loads, no

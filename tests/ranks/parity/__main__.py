@@ -37,9 +37,9 @@ import torch
 from engine.device import DeviceChoice
 from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
+from tests.gpu.one_rank import ONE_RANK
 from tests.ranks.cases.case import SMALL, Case
 from tests.ranks.cases.cases import CASES, STEPS, steps_of
-from tests.ranks.cases.on_one_rank import ONE_RANK
 from tests.ranks.parity.comparison import FP64_TOLERANCE, MARGIN, distance, same_routing
 from tests.ranks.parity.laid_out import as_laid_out
 from tests.ranks.parity.one_process import one_process
@@ -146,6 +146,6 @@ if __name__ == "__main__":
     if unknown := sorted(set(options.names) - set(ALL)):
         parser.error(
             f"no case is named {unknown[0]!r}; the names are in docs/evidence/parity.md and "
-            "tests/ranks/cases/on_one_rank.py"
+            "tests/gpu/one_rank.py"
         )
     main(options.folder, options.names, options.device)

@@ -10,7 +10,7 @@ from agents.state.run_state import RunState
 FULL, FULL_RELEASE = 0.95, 0.92
 SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow down the device and can be fixed
 # A busy GPU reports this reason even if its clock is only 1 % lower. So this reason counts only if the clock is below
-# this share of the highest clock that the rank has reported.
+# this share of the highest clock that any GPU of the same model has reported.
 POWER_CAP, SLOWED = "power cap", 0.95
 
 
@@ -97,22 +97,24 @@ class Throttle:
 
     def __init__(self) -> None:
         self._seen: dict[int, Vitals] = {}
-        self._highest: dict[int, int] = {}  # rank -> highest SM clock so far, in MHz
+        self._highest: dict[str, int] = {}  # device model -> highest SM clock so far, in MHz
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         if not _has_new(self._seen, state.vitals):
             return None
+        for rank, vitals in state.vitals.items():
+            model = _model(state, rank)
+            self._highest[model] = max(self._highest.get(model, 0), vitals.sm_mhz or 0)
         slowed: dict[str, list[int]] = {}
         for rank, vitals in state.vitals.items():
-            self._highest[rank] = max(self._highest.get(rank, 0), vitals.sm_mhz or 0)
             for reason in vitals.throttle or [] if rank not in state.gone else []:
-                if self._slows(reason, rank, vitals.sm_mhz):
+                if self._slows(reason, vitals.sm_mhz, _model(state, rank)):
                     slowed.setdefault(reason, []).append(rank)
         return [self._finding(state, reason, sorted(ranks)) for reason, ranks in slowed.items()]
 
-    def _slows(self, reason: str, rank: int, sm_mhz: int | None) -> bool:
+    def _slows(self, reason: str, sm_mhz: int | None, model: str) -> bool:
         if reason == POWER_CAP:
-            return sm_mhz is None or sm_mhz < SLOWED * self._highest[rank]
+            return sm_mhz is None or sm_mhz < SLOWED * self._highest[model]
         return any(word in reason for word in SLOWING_REASONS)
 
     def _finding(self, state: RunState, reason: str, ranks: list[int]) -> Finding:
@@ -130,3 +132,9 @@ class Throttle:
             "sm_mhz": first.sm_mhz,
         }
         return Finding("throttle", reason[:64], "warning", text, evidence, tuple(ranks))
+
+
+def _model(state: RunState, rank: int) -> str:
+    """The model of a rank's device, such as ``NVIDIA H200`` for ``cuda:0 NVIDIA H200``; empty before its hello."""
+    hello = state.hellos.get(rank)
+    return hello.device.partition(" ")[2] if hello else ""

@@ -137,9 +137,9 @@ def plan_dispatch(
 
     ends_E = counts_E.cumsum(0)
     rows_KT = earlier_ET.gather(0, keys_KT) + (ends_E - counts_E - 1)[keys_KT]
-    rows_TK = rows_KT.T  # `rows_TK[:, k]` is contiguous, so gathers by it are faster on a GPU
     if keep_TK is not None:
-        rows_TK = rows_TK.masked_fill(~keep_TK, 0)
+        rows_KT = rows_KT.masked_fill(~keep_TK.T, 0)
+    rows_TK = rows_KT.T  # `rows_TK[:, k]` is contiguous, so gathers by it are faster on a GPU
     hops, offsets = _plan_hops(placement, counts, first)
     rows = T * K
     if hops:

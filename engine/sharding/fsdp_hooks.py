@@ -2,9 +2,8 @@
 
 FSDP2 (torch 2.13) reduces a unit in two calls: first a custom reduce-scatter from a flat gradient into a flat `output`,
 then the all-reduce hook with that `output`. The gradients of the unit's parameters become views of `output`. At that
-point FSDP2
-does not read the values of the gradients (it does not convert the dtype and does not divide), so `output` may be filled
-later.
+point FSDP2 does not read the values of the gradients (it does not convert the dtype and does not divide), so `output`
+may be filled later.
 
 On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for the
 reduce-scatter before using the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and

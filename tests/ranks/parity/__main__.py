@@ -142,7 +142,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="device of the ranks; default cpu"
     )
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := sorted(set(options.names) - set(ALL)):
         parser.error(
             f"no case is named {unknown[0]!r}; the names are in docs/evidence/parity.md and "

@@ -150,6 +150,10 @@ def test_a_power_cap_that_hardly_lowers_the_clock_is_no_alert() -> None:
         state.apply(Vitals(0, 7, sm_mhz=sm_mhz, throttle=reasons))
         found = throttle.check(state, 0.0)
         assert found is not None and len(found) == alerts, sm_mhz
+    state.apply(Vitals(1, 7, sm_mhz=1980, throttle=[]))
+    state.apply(Vitals(0, 7, sm_mhz=1500, throttle=["power cap"]))
+    (found,) = Throttle().check(state, 0.0) or []  # a new hub compares with the other GPUs
+    assert found.ranks == (0,)
 
 
 def test_devices_throttled_by_one_reason_are_one_alert() -> None:

@@ -103,8 +103,9 @@ class Throttle:
         if not _has_new(self._seen, state.vitals):
             return None
         for rank, vitals in state.vitals.items():
-            model = _model(state, rank)
-            self._highest[model] = max(self._highest.get(model, 0), vitals.sm_mhz or 0)
+            if vitals.sm_mhz is not None:
+                model = _model(state, rank)
+                self._highest[model] = max(self._highest.get(model, 0), vitals.sm_mhz)
         slowed: dict[str, list[int]] = {}
         for rank, vitals in state.vitals.items():
             for reason in vitals.throttle or [] if rank not in state.gone else []:

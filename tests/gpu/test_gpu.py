@@ -1,4 +1,4 @@
-"""Tests that need a GPU; skipped on a machine without one."""
+"""Runs on one and two GPUs, compared with the same runs on the CPU."""
 
 import json
 import subprocess
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.metering.clocks import CLOCKS
 from engine.parallel.context.context_parallel import ATTENTION_METHODS
@@ -19,9 +18,6 @@ from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.parallel.test_context_parallel import near_the_truth
 
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
-)
 # Tolerance of an fp32 loss after a few steps, relative, because a GPU adds numbers in another order.
 ROUNDING = 1e-4
 MIXES = {

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.gpu.one_rank import ONE_RANK
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.cases.case import Case
 from tests.ranks.cases.cases import TELLING, steps_of
 from tests.ranks.parity.comparison import assert_equal_except_for_rounding
-
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
-)
 
 
 def fits(case: Case) -> bool:

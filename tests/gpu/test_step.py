@@ -18,9 +18,6 @@ from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.launch.test_device import KINDS
 from tests.unit.engine.train.test_controls import ScriptedAgent
 
-pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
-)
 GPU = torch.device("cuda", 0)
 MORE = {
     "zero 3": ["train.zero=3"],

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -30,16 +32,24 @@ Event = dict[str, Any]
 
 
 class Run:
-    """A run of `tests.ranks.checkpoint.relaid` in the background; its events are read one by one."""
+    """A run of `tests.ranks.checkpoint.relaid` in the background; its events are read one by one. A thread reads its
+    output all the time, because a run whose output is not read stops when the pipe is full, after about 60 steps."""
 
     def __init__(self, folder: Path, *words: str):
         self.folder, self.events = folder, list[Event]()
         self._errors = (folder.parent / f"{folder.name}.stderr").open("w+")
         module = ("-W", "ignore", "-m", "tests.ranks.checkpoint.relaid")
         self.process = Program(*module, str(folder), *words, errors=Path(self._errors.name))
+        self._lines = SimpleQueue[str]()
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")  # the end
 
     def until(self, holds: Callable[[Event], object]) -> Event:
-        for line in self.process.stdout:
+        for line in iter(self._lines.get, ""):
             self.events.append(json.loads(line))
             if holds(self.events[-1]):
                 return self.events[-1]
@@ -64,7 +74,7 @@ class Run:
         os.kill(self.ranks[number].pid, signal.SIGKILL)
 
     def rest(self) -> int:
-        self.events += [json.loads(line) for line in self.process.stdout]
+        self.events += [json.loads(line) for line in iter(self._lines.get, "")]
         return self.process.wait(60)
 
     def of_kind(self, kind: str) -> list[Event]:
@@ -105,7 +115,7 @@ def assert_nothing_lost(run: Run, whole: Run) -> None:
 
 
 def test_relayout_shrink_and_grow_equal_an_uninterrupted_run(start: Callable[..., Run]) -> None:
-    steps = "train.steps=80"
+    steps = "train.steps=160"  # on a busy machine, a cockpit command takes as long as dozens of steps
     whole = start("whole", *ONE_RANK, steps)
     run = start("run", *FOUR_RANKS, steps, "elastic.restarts=1", "elastic.on_loss=shrink")
     run.until_step(1)

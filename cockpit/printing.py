@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from cockpit.data import plain
+from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.format import clean
 from cockpit.data.run_folders.final_summary import final_summary, outcome_rows, title
 from cockpit.data.store import Store
@@ -27,6 +28,12 @@ def complain(sentence: str) -> None:
     """Print one line on standard error."""
     sys.stderr.write(f"{clean(sentence)}\n")
     sys.stderr.flush()
+
+
+def run_mark(store: Store) -> str:
+    """The end of a line that answers a command: which run answers, and whether it is simulated."""
+    mark = f" · run {store.run_name}" if store.run_name else ""
+    return f"{mark}  {SIMULATED}" if store.simulated else mark
 
 
 def print_script(script: str) -> None:

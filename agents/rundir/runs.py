@@ -1,7 +1,8 @@
 """Finds runs on disk: lists run folders, and resolves a run's name to the endpoints of its hub."""
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_f
 from agents.rundir.socket_directory import SOCKETS, check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
+NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
@@ -42,6 +44,16 @@ def newest_live(runs_dir: Path) -> Run | None:
     """The live run whose hub started last; None if no run is live."""
     live = (run for run in _runs(runs_dir) if run.live)
     return max(live, key=lambda run: run.hub.started_s if run.hub else 0.0, default=None)
+
+
+def only_live(runs_dir: Path) -> Run | None:
+    """The live run that a change without a run's name refers to; None if no run is live. Raises RunError if several
+    are: which of them gets the change must not depend on which started last.
+    """
+    live = sorted(run.name for run in _runs(runs_dir) if run.live)
+    if len(live) > 1:
+        raise RunError(f"{len(live)} runs are live, so name the one to change: {_listed(live)}")
+    return newest_live(runs_dir)
 
 
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
@@ -100,19 +112,18 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
 
 
 def find_folder(target: str, runs_dir: Path) -> Path:
-    """The folder of a run, live or ended. `target` is the name of a folder in `runs_dir`, or a path. Raises RunError if
-    the folder does not exist, or if `target` is `runs_dir` or a folder above it."""
+    """The folder of a run, live or ended. `target` is the name of a folder in `runs_dir`, a path, the name under which
+    the screen shows a live run, or the beginning of only one folder's name. Raises RunError if there is no such folder
+    or more than one, or if `target` is `runs_dir` or a folder above it."""
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
+        folder = folder or _meant(target, runs_dir)
         above = folder is not None and not _has_run(folder) and _holds(folder, runs_dir)
     except OSError as error:
         raise RunError(f"not a legal name of a run: {target[:40]}…: {error.strerror}") from None
     if folder is None or above or not target:
         names = [run.name for run in list_runs(runs_dir)]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        there = (
-            f"the runs there are: {', '.join(names[:NAMED])}{more}" if names else "the runs there are: none"
-        )
+        there = f"the runs there are: {_listed(names) or 'none'}"
         if not target:
             raise RunError(f"the name of the run is empty; name one in {runs_dir}; {there}")
         if above:
@@ -121,6 +132,33 @@ def find_folder(target: str, runs_dir: Path) -> Path:
             )
         raise RunError(f"there is no run {target} in {runs_dir}; {there}")
     return folder
+
+
+def _meant(target: str, runs_dir: Path) -> Path | None:
+    """The folder of the only live run named `target`, else the only folder whose name begins with `target`."""
+    begin = _in_folders(target)
+    if not begin:
+        return None
+    runs = list_runs(runs_dir)
+    found = [run for run in runs if run.live and run.hub and run.hub.run == target]
+    found = found or [run for run in runs if run.name.startswith(begin)]
+    if len(found) > 1:
+        raise RunError(f"{target} can be any of {len(found)} runs: {_listed([run.name for run in found])}")
+    return found[0].folder if found else None
+
+
+def folder_name(run: str) -> str:
+    """The name of the folder of the run `run`, directly in the folder of runs; launchers may add a time to it."""
+    return _in_folders(run) or "run"
+
+
+def _in_folders(run: str) -> str:
+    return NOT_IN_FOLDERS.sub("-", run).lstrip(".")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _has_run(folder: Path) -> bool:

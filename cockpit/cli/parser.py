@@ -13,9 +13,11 @@ from engine.cli.version import ShowVersion
 
 TARGET = "name, folder, or ipc://, tcp:// or ssh:// URL of the run"
 NEWEST = "default: the newest live run"
+ONLY = "default: the live run, if there is only one"
 KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
 LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
 FILTER = 'only ranks that match, such as "pp=1 & own_ms > 1.2 * median"; an illegal filter lists the names'
+NAMED_RUN = {"set", "try", "undo", "relayout", "autopilot", "profile"}  # commands that change the run
 WITH_CHANGES = {"set", "preview", "try", "relayout"}  # commands with `knob=value` arguments
 
 
@@ -185,7 +187,7 @@ def _add_exports(table: Any) -> None:
 def _add_mcp(table: Any) -> None:
     about = "serve a run to an MCP client over standard input and output"
     mcp = table.add_parser("mcp", help=about, description=about)
-    mcp.add_argument("run", nargs="?", help=f"{TARGET}; {NEWEST}")
+    mcp.add_argument("run", nargs="?", help=f"{TARGET}; {NEWEST} (with --operator: if there is only one)")
     mcp.add_argument("--operator", action="store_true", help="allow changes (default: watch only)")
     mcp.add_argument("--name", default="mcp", help="name of this client in the log of the run (default mcp)")
     mcp.add_argument("--key", metavar="FILE", help=KEY)
@@ -202,7 +204,8 @@ def _add_compare(table: Any) -> None:
 
 
 def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
-    command.add_argument("--run", metavar="RUN", help=f"{TARGET}; {NEWEST}")
+    default = ONLY if name in NAMED_RUN else NEWEST
+    command.add_argument("--run", metavar="RUN", help=f"{TARGET}; {default}")
     command.add_argument("--key", metavar="FILE", help=KEY)
     command.add_argument("--json", action="store_true", help="print JSON")
     if name not in WITH_CHANGES:

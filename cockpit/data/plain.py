@@ -49,6 +49,11 @@ def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
     return {**record, "simulated": True} if store.simulated else record
 
 
+def answer(record: dict[str, Any], store: Store) -> dict[str, Any]:
+    """`record`, the answer to a command, with the name of the run that gave it."""
+    return {"run": store.run_name, **marked(record, store)}
+
+
 def knobs(store: Store) -> dict[str, Any]:
     """The knobs with their values, the revision (number of the newest applied change), and a digest of the values."""
     board = store.state.board

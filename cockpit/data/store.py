@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from agents.protocol import (
@@ -62,6 +63,9 @@ class Store:
         self.rank_records = True  # False: this client receives no per-rank records (low bandwidth)
         self.phases = Phases(self.stage_of)
         self.timelines = Timelines(self.phases.time_ms)
+        self.folder = (
+            ""  # name of the run's folder, by which commands find the run; "" if the source does not know it
+        )
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
@@ -257,6 +261,14 @@ class Store:
             if name in hello.facts:
                 return hello.facts[name]
         return None
+
+    @property
+    def run_name(self) -> str | None:
+        """The name by which commands find the run: that of its folder, or else that under which its ranks joined. None
+        if neither is known."""
+        told = self.fact("folder")
+        joined = next((hello.run for hello in self.state.hellos.values()), None)
+        return self.folder or (PurePath(told).name if isinstance(told, str) else "") or joined
 
     def number(self, name: str) -> int | None:
         """The value of the fact `name`, which ranks report about the run, if it is an integer; otherwise None."""

@@ -55,7 +55,8 @@ Wait = Annotated[float, Field(gt=0, le=600, description="seconds to wait for the
 def stamp(store: Store) -> dict[str, Any]:
     """The fields of a tool's result that say which run it describes, how old its data is, and how many ranks report."""
     whole = plain.overview(store)
-    return {name: whole[name] for name in ("run", "simulated", "link", "age_s", "step", "coverage")}
+    about = {name: whole[name] for name in ("simulated", "link", "age_s", "step", "coverage")}
+    return {"run": store.run_name, **about}
 
 
 class ReadingTools:

@@ -6,7 +6,10 @@ from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import Tool, ToolAnnotations
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import Tool as ListedTool
+from mcp.types import ToolAnnotations
+from pydantic import ConfigDict
 
 from cockpit.cli.exit_status import DONE
 from cockpit.cli.mcp.changing import ChangingTools
@@ -57,19 +60,34 @@ class CockpitServer(MCPServer[Any]):
             version=version(),
             instructions=f"{INSTRUCTIONS} Role of this server: {role}.",
             log_level="WARNING",
+            tools=[
+                _closed(Tool.from_function(_told(getattr(tools, name)), name=name, annotations=hints))
+                for names, tools, hints in (
+                    (READING, ReadingTools(session), READS),
+                    (CHANGING, ChangingTools(session), CHANGES),
+                )
+                for name in names
+            ],
         )
         self._operator = session.operator
-        for names, tools, hints in (
-            (READING, ReadingTools(session), READS),
-            (CHANGING, ChangingTools(session), CHANGES),
-        ):
-            for name in names:
-                self.add_tool(_told(getattr(tools, name)), name=name, annotations=hints)
 
-    async def list_tools(self) -> list[Tool]:
+    async def list_tools(self) -> list[ListedTool]:
         """The tools that this server's role may use."""
         tools = await super().list_tools()
         return [tool for tool in tools if self._operator or tool.name in READING]
+
+
+def _closed(tool: Tool) -> Tool:
+    """Have the tool refuse arguments that it does not have. The SDK would drop them, and a misspelt option of a change
+    would be ignored while the change is made."""
+    arguments = tool.fn_metadata.arg_model
+
+    class Closed(arguments):  # type: ignore[misc, valid-type]
+        model_config = ConfigDict(extra="forbid", title=arguments.__name__)
+
+    tool.fn_metadata.arg_model = Closed
+    tool.parameters = Closed.model_json_schema(by_alias=True)
+    return tool
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -97,10 +97,10 @@ class Session:
 
     def chosen(self) -> str:
         """The run that all requests of this server refer to. Without a named run, the newest live run is chosen once
-        and then kept."""
+        and then kept; a server that may change runs needs the run's name if several are live."""
         if self.run is None:
             address(None)  # raises an error if no run is live
-            self.run = target(None)
+            self.run = target(None, changing=self.operator)
         return self.run
 
     def _following(self, run: str) -> Follower:

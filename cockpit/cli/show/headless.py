@@ -18,7 +18,7 @@ from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
 from cockpit.data.store import Store
 from cockpit.knobs.values import actions, effect_text, legal_text, text_knobs, value_knobs, value_text
-from cockpit.printing import print_json, print_line, print_table, report_missing
+from cockpit.printing import print_json, print_line, print_table, report_missing, run_mark
 
 SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
@@ -176,7 +176,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     if board is None:
         raise CockpitError("no rank of this run has published its knobs yet")
     if as_json:
-        print_json(plain.marked(plain.knobs(loaded.store), loaded.store))
+        print_json(plain.answer(plain.knobs(loaded.store), loaded.store))
         return status
     rows = [["knob", "value", "legal", "effect", "about"]]
     rows += [
@@ -184,7 +184,7 @@ def knobs(run: str | None, as_json: bool) -> int:
         for knob in (*value_knobs(board), *text_knobs(board), *actions(board))
     ]
     print_table(rows)
-    print_line(f"revision {board.revision}{_mark(loaded.store)}")
+    print_line(f"revision {board.revision}{run_mark(loaded.store)}")
     return status
 
 

@@ -10,7 +10,7 @@ from agents.waiting import RunOverError, wait_for_stacks
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.printing import complain, print_json, print_line, print_table
+from cockpit.printing import complain, print_json, print_line, print_table, run_mark
 
 ANSWER_S = 12.0  # the hub waits 5 s for its ranks, and starts at most one collection in 3 s
 
@@ -27,16 +27,16 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
             client = connection.client
             answers, end = wait_for_stacks(client, client.collect_stacks(ranks, threads), ANSWER_S)
         except PermissionError as error:
-            complain(str(error))
+            complain(f"{error}{run_mark(connection.store)}")
             return REFUSED
         except (TimeoutError, RunOverError) as error:
-            complain(str(error))
+            complain(f"{error}{run_mark(connection.store)}")
             return FAILED
     found = explanation(answers, end)
     if as_json:
-        print_json(plain.marked(record(found, answers, end), connection.store))
+        print_json(plain.answer(record(found, answers, end), connection.store))
     else:
-        _print(found, answers, threads)
+        _print(found, answers, threads, run_mark(connection.store))
     return FAILED if end.unanswered or end.not_asked else DONE
 
 
@@ -50,8 +50,8 @@ def _wait_for_ranks(connection: Connection) -> None:
             raise
 
 
-def _print(found: Explanation, answers: Sequence[RankStacks], threads: bool) -> None:
-    print_line(found.sentence)
+def _print(found: Explanation, answers: Sequence[RankStacks], threads: bool, mark: str) -> None:
+    print_line(f"{found.sentence}{mark}")
     for group in found.groups:
         print_line("")
         print_line(_title(group))

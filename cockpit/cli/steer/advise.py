@@ -9,7 +9,6 @@ from cockpit.cli.exit_status import DONE
 from cockpit.cli.steer.steering import ANSWER_S, steering
 from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import evidence
-from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.knobs.advice import (
     NONE_FASTER,
@@ -21,7 +20,7 @@ from cockpit.knobs.advice import (
     refuted,
 )
 from cockpit.knobs.values import value_knobs
-from cockpit.printing import print_json, print_line, print_table
+from cockpit.printing import print_json, print_line, print_table, run_mark
 from engine.planner.advice import SHARED_CORES, Advice, Candidate, Ranked, advise, bottleneck
 
 
@@ -31,11 +30,10 @@ def advise_run(run: str | None, as_json: bool) -> int:
         found = shown_advice(connection)
         store = connection.store
     if as_json:
-        print_json(plain.marked(as_plain(found), store))
+        print_json(plain.answer(as_plain(found), store))
     else:
         _print(found)
-        if store.simulated:
-            print_line(SIMULATED)
+        print_line(run_mark(store).removeprefix(" · "))
     return DONE
 
 

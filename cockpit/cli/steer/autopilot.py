@@ -18,12 +18,11 @@ from cockpit.cli.exit_status import DONE, FAILED, INTERRUPTED, REFUSED, SURPRISE
 from cockpit.cli.steer.advise import find_advice, ranked_plain
 from cockpit.cli.steer.steering import request, steering
 from cockpit.data import plain
-from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.log.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.knobs.autopilot import Bounds, Watch, loss_kept, nothing_left, outside, parse_bounds, reason
 from cockpit.knobs.values import fit, legal_text, value_knobs
-from cockpit.printing import complain, print_json, print_line
+from cockpit.printing import complain, print_json, print_line, run_mark
 from engine.planner.advice import Advice, Ranked
 
 REVERT_S = 60.0  # maximum wait until a change is reverted or applied
@@ -178,7 +177,7 @@ class Autopilot:
     def _report(self, event: str, text: str, sign: str = "·", **more: Any) -> None:
         if self.options.as_json:
             record = {"event": event, "text": text, "moves": self.moves, "kept": self.kept, **more}
-            print_json(plain.marked(record, self.connection.store))
+            print_json(plain.answer(record, self.connection.store))
         else:
             print_line(f"{sign} {text}")
 
@@ -192,14 +191,14 @@ def fly(run: str | None, options: Options) -> int:
     with steering(run) as connection:
         _check_bounds(connection, bounds, options.allow_loss)
         connection.client.set_subscription(LATEST_HZ)  # so that it keeps up with a run of many ranks
-        if connection.store.simulated and not options.as_json:
-            print_line(SIMULATED)
+        if not options.as_json:
+            print_line(run_mark(connection.store).removeprefix(" · "))
         autopilot = Autopilot(connection, options, bounds, Watch(connection.client.state))
         previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return _until_stopped(autopilot)
         except (TimeoutError, RunOverError) as error:
-            complain(str(error))
+            complain(f"{error}{run_mark(connection.store)}")
             return FAILED
         finally:
             signal.signal(signal.SIGTERM, previous)

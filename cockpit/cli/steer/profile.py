@@ -12,7 +12,7 @@ from cockpit.cli.steer.steering import request, steering
 from cockpit.data import format, plain
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.export.traces import TraceError, merge
-from cockpit.printing import complain, print_json, print_line
+from cockpit.printing import complain, print_json, print_line, run_mark
 
 FOLDER = "profile"  # in the run's folder
 POLL_S = 0.2
@@ -41,7 +41,7 @@ def profile(
         try:
             command = wait_for_command(connection.client, id, timeout_s)
         except TimeoutError as error:
-            complain(str(error))
+            complain(f"{error}{run_mark(connection.store)}")
             return FAILED
         if command.state != "applied":
             return _report_refusal(connection, command, as_json)
@@ -60,10 +60,13 @@ def profile(
     except (TraceError, OSError) as error:
         raise CockpitError(f"the traces were not merged: {error}") from None
     if as_json:
-        print_json({"file": str(merged), "first": begins, "steps": steps, "ranks": ranks, "events": events})
+        record = {"file": str(merged), "first": begins, "steps": steps, "ranks": ranks, "events": events}
+        print_json(plain.answer(record, connection.store))
     else:
         what = f"{steps} step{'s' * (steps != 1)} from step {format.grouped(begins)}"
-        print_line(f"{merged}: {what}, {ranks_text(ranks)}; open it in https://ui.perfetto.dev")
+        print_line(
+            f"{merged}: {what}, {ranks_text(ranks)}; open it in https://ui.perfetto.dev{run_mark(connection.store)}"
+        )
     return DONE
 
 
@@ -94,9 +97,9 @@ def _ranks(connection: Connection, which: Value) -> list[int]:
 
 def _report_refusal(connection: Connection, command: CommandState, as_json: bool) -> int:
     if as_json:
-        print_json(plain.marked(plain.outcome(command), connection.store))
+        print_json(plain.answer(plain.outcome(command), connection.store))
     else:
-        complain(f"{command.state}: {command.why}")
+        complain(f"{command.state}: {command.why}{run_mark(connection.store)}")
     return REFUSED
 
 

@@ -14,11 +14,10 @@ from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.cli.steer.restart_report import KNOB, report_restart
 from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import trust_text
-from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.log.outcomes import trial_text
-from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.data.sources.connection import CockpitError, Connection, address, target
 from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
-from cockpit.printing import complain, print_json, print_line, print_table
+from cockpit.printing import complain, print_json, print_line, print_table, run_mark
 
 # maximum wait for a preview; the leader rank answers only between two turns of its agent's loop
 ANSWER_S = 10.0
@@ -28,18 +27,25 @@ ANSWER_S = 10.0
 def steering(
     run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
 ) -> Iterator[Connection]:
-    """Context manager for the connection of a command to the hub. Inside the context, the run's knobs, with their
+    """Context manager for the connection of a command to the hub. A command that changes the run (`operator`) needs the
+    run's name if several runs are live. Inside the context, the run's knobs, with their
     current and legal values, are already known, unless the run is still starting. Malformed arguments (`words`) are
     rejected before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
+    if operator and run is None:
+        address(None)  # raises an error if no run is live
+        run = target(None, changing=True)
     with Connection(run, operator, watch_only=watch_only) as connection:
         try:
             connection.wait_for_snapshot()
         except CockpitError:
             if not connection.answered:
                 raise
-        yield connection
+        try:
+            yield connection
+        except CockpitError as error:
+            raise CockpitError(f"{error}{run_mark(connection.store)}") from None
 
 
 def request(send: Callable[[], str]) -> str:
@@ -102,10 +108,6 @@ def undo(run: str | None, wait: bool, reason: str, timeout_s: float, as_json: bo
         return _report_command(connection, id, wait, timeout_s, as_json)
 
 
-def _mark(connection: Connection) -> str:
-    return f"  {SIMULATED}" if connection.store.simulated else ""
-
-
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
     """Wait for the hub's answer to a proposal and print it. With `wait`, also wait for the outcome on every rank and,
     after a change of the layout, until the restarted ranks train."""
@@ -117,9 +119,9 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
     refused = command.state in plain.REFUSALS
     partial = command.state == "applied" and not command.settled and (wait or command.failed > 0)
     incomplete = partial or (command.state == "applied" and command.settled and bool(command.why))
-    mark = _mark(connection)
+    mark = run_mark(connection.store)
     if as_json:
-        print_json(plain.marked(plain.outcome(command), connection.store))
+        print_json(plain.answer(plain.outcome(command), connection.store))
     elif refused:
         print_line(f"✗ {command.state}: {command.why}{mark}")
     elif command.state == "applied":
@@ -141,10 +143,11 @@ def _report_timeout(connection: Connection, id: str, why: str, as_json: bool) ->
     hub's queue and may still be applied."""
     command = connection.client.state.commands.get(id)
     queued = command is None or command.state == "accepted"
-    complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
+    goes_on = "; it stays in the queue and may still be applied" if queued else ""
+    complain(f"{why}{goes_on}{run_mark(connection.store)}")
     if as_json:
         state, revision = (command.state, command.revision) if command else ("unknown", 0)
-        print_json(plain.marked({"state": state, "revision": revision, "why": why}, connection.store))
+        print_json(plain.answer({"state": state, "revision": revision, "why": why}, connection.store))
     return FAILED
 
 
@@ -156,13 +159,12 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
     with steering(run, words, operator=False) as connection:
         answer, trusts = ask_preview(connection, words)
     if as_json:
-        print_json(plain.marked(plain_answer(answer, trusts), connection.store))
+        print_json(plain.answer(plain_answer(answer, trusts), connection.store))
     elif answer.why:
-        print_line(f"✗ {answer.why}")
+        print_line(f"✗ {answer.why}{run_mark(connection.store)}")
     else:
         print_estimates(answer, trusts)
-        if connection.store.simulated:
-            print_line(SIMULATED)
+        print_line(run_mark(connection.store).removeprefix(" · "))
     return REFUSED if answer.why else DONE
 
 
@@ -245,15 +247,15 @@ def _report_trial(connection: Connection, id: str, timeout_s: float, as_json: bo
         trial = wait_for_trial(connection.client, id, timeout_s)
     except (TimeoutError, RunOverError) as error:
         goes_on = "; the hub continues the trial" if isinstance(error, TimeoutError) else ""
-        complain(f"{error}{goes_on}")
+        complain(f"{error}{goes_on}{run_mark(connection.store)}")
         unsettled: TrialState | None = connection.client.state.trials.get(id)
         if as_json:
             found = plain.plain(unsettled) if unsettled else {"state": "unknown"}
-            print_json(plain.marked(found, connection.store))
+            print_json(plain.answer(found, connection.store))
         return FAILED
     failed = trial.state == "failed"
     if as_json:
-        print_json(plain.marked(plain.plain(trial), connection.store))
+        print_json(plain.answer(plain.plain(trial), connection.store))
     else:
-        print_line(f"{'✗' if failed else '✓'} {trial_text(trial)}{_mark(connection)}")
+        print_line(f"{'✗' if failed else '✓'} {trial_text(trial)}{run_mark(connection.store)}")
     return REFUSED if failed else DONE

@@ -1,12 +1,13 @@
 """Finds the address of a run's hub, and connects a command to the hub."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from agents.client import Client
-from agents.rundir.runs import RunError, list_runs, newest_live, resolve
+from agents.rundir.runs import RunError, find_folder, list_runs, newest_live, only_live, resolve
 from agents.transport.addresses import Endpoints, is_tcp
 from agents.transport.curve_keys import Key, find_key, key_folder
 from agents.transport.roles import Role
@@ -99,21 +100,23 @@ def _may_restart(run: str | None) -> bool:
     """Whether the run's hub was killed but its sockets remain; the supervisor then restarts the hub."""
     runs = list_runs(runs_dir())
     if run is not None:
-        folder = Path(run).resolve()
-        runs = [
-            one
-            for one in [*runs, *list_runs(folder.parent)]
-            if one.name == run or one.folder.resolve() == folder
-        ]
+        try:
+            folder = find_folder(run, runs_dir())
+        except RunError:
+            return False
+        runs = [one for one in list_runs(folder.parent) if one.name == folder.name]
     return any(one.hub and not one.live and one.hub.endpoints.directory.is_dir() for one in runs)
 
 
-def target(run: str | None) -> str:
+def target(run: str | None, changing: bool = False) -> str:
     """`run` or, if it is None, the name of the newest live run; the name refers to the same run even after a newer run
-    starts."""
+    starts. `changing`: raise CockpitError if several runs are live."""
     if run is not None:
         return run
-    newest = newest_live(runs_dir())
+    try:
+        newest = only_live(runs_dir()) if changing else newest_live(runs_dir())
+    except RunError as error:
+        raise CockpitError(str(error)) from None
     return newest.name if newest else "RUN"
 
 
@@ -147,7 +150,12 @@ class Connection:
     ) -> None:
         self.store = Store(time.monotonic)
         self.store.rank_records = not low_bandwidth
+        if run is None and (newest := newest_live(runs_dir())):
+            run = newest.name
         self.client = Client(*address(run, operator, watch_only=watch_only), self.store.lock)
+        if run is not None and "://" not in run:
+            with contextlib.suppress(RunError):  # it has ended just now
+                self.store.folder = find_folder(run, runs_dir()).resolve().name
         if low_bandwidth:
             request_low_bandwidth(self.client)
         self._resets = 0

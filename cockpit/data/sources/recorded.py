@@ -102,6 +102,7 @@ class RecordedRun:
             self.recording.close()
             raise CockpitError(str(error)) from None
         self.store = Store(lambda: self.replay.time_s)
+        self.store.folder = folder_of(run).resolve().name
         self.store.adopt(self.replay.state)
         self.missing = list(self.recording.damage)
         if at is None and any(rank not in self.store.state.gone for rank in self.store.state.hellos):

@@ -100,9 +100,10 @@ def test_set_reports_ranks_that_did_not_apply_a_change(capsys: Said, monkeypatch
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
     monkeypatch.setattr(steering, "wait_for_command", lambda *_, **__: told)
     assert run(["set", "micro_batches=8", "--wait"]) == 3
-    assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
+    assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why} · run r-1\n"
     assert run(["set", "micro_batches=8", "--wait", "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["why"] == why
+    told_json = json.loads(capsys.readouterr().out)
+    assert (told_json["why"], told_json["run"]) == (why, "r-1")
 
 
 @pytest.mark.parametrize("change", ["micro_batches=3", "nothing=1", "recompute=true"])

@@ -132,12 +132,13 @@ async def test_changes_of_an_operator_are_in_the_log_under_its_name(
 
 
 async def test_bad_input_is_refused_before_it_reaches_the_hub(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cockpit.cli.mcp.server import CockpitServer
     from cockpit.cli.mcp.session import Session
 
     monkeypatch.setenv("COCKPIT_RUNS", str(runs))
+    before = logged(runs, capsys, monkeypatch)
     session = Session(NAME, True, "mcp")
     async with mcp.Client(CockpitServer(session)) as client:
         for changes in (
@@ -149,6 +150,11 @@ async def test_bad_input_is_refused_before_it_reaches_the_hub(
             {"x" * 70: 1},
         ):
             assert "validation error" in await error(client, "propose", changes=changes)
+        unknown = {"undo": {"run": "other"}, "propose": {"changes": {"micro_batches": 4}, "dry_run": True}}
+        for tool, arguments in unknown.items():
+            assert "Extra inputs are not permitted" in await error(client, tool, **arguments)
+        listed = (await client.list_tools()).tools
+        assert len(listed) == 17 and all(not one.input_schema["additionalProperties"] for one in listed)
         assert "validation error" in await error(client, "metric", metric="nonsense")
         assert "validation error" in await error(client, "watch", seconds=3600)
         assert "validation error" in await error(client, "at_step", step=-1)
@@ -158,6 +164,7 @@ async def test_bad_input_is_refused_before_it_reaches_the_hub(
         )
         assert "nonsense" in await error(client, "ranks", filter="nonsense > 1")
     session.close()
+    assert logged(runs, capsys, monkeypatch) == before
 
 
 def test_answers_are_bounded_and_without_control_characters() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from agents.protocol import Hello
-from cockpit.export.curves import Point
+from cockpit.export.curves import Point, attempts
 
 EXPERIMENT = "cockpit"
 MOST_METRICS, MOST_PARAMETERS = 1000, 100  # MLflow's limits on one request
@@ -12,7 +12,8 @@ MOST_TEXT = 6000  # MLflow's limit on a parameter, in characters
 
 class MlflowWriter:
     """`uri`: the tracking server, or a folder as a ``file:`` URI. The writer creates a run in the experiment
-    ``cockpit``.
+    ``cockpit``. MLflow cannot take back values, so each further attempt (`cockpit.export.curves.attempts`) is a run of
+    its own, with the same tag ``cockpit.run``.
 
     Raises `mlflow.exceptions.MlflowException` if the server does not answer.
     """
@@ -24,21 +25,35 @@ class MlflowWriter:
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
-        tags = {"cockpit.run": hello.run, "cockpit.simulated": str(hello.simulated).lower()}
-        self._run = self._client.create_run(experiment, run_name=hello.run, tags=tags).info.run_id
+        self._experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
+        self._hello = hello
         facts = [Param(name, str(value)[:MOST_TEXT]) for name, value in hello.facts.items()]
-        self._client.log_batch(self._run, params=facts[:MOST_PARAMETERS])
+        self._facts = facts[:MOST_PARAMETERS]
+        self._last: int | None = None
+        self._run = self._create(hello.run)
+
+    def _create(self, name: str) -> str:
+        tags = {"cockpit.run": self._hello.run, "cockpit.simulated": str(self._hello.simulated).lower()}
+        run: str = self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id
+        self._client.log_batch(run, params=self._facts)
+        return run
 
     def write(self, points: Iterable[Point]) -> int:
-        metrics = [
-            self._metric(tag, float(value), int(summary.time_s * 1000), summary.step)
-            for summary, values in points
-            for tag, value in values.items()
-        ]
-        for first in range(0, len(metrics), MOST_METRICS):
-            self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
-        return len(metrics)
+        count = 0
+        for again, attempt in attempts(points, self._last):
+            if again:
+                self._client.set_terminated(self._run)
+                self._run = self._create(f"{self._hello.run} from step {attempt[0][0].step}")
+            metrics = [
+                self._metric(tag, float(value), int(summary.time_s * 1000), summary.step)
+                for summary, values in attempt
+                for tag, value in values.items()
+            ]
+            for first in range(0, len(metrics), MOST_METRICS):
+                self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
+            count += len(metrics)
+            self._last = attempt[-1][0].step
+        return count
 
     def close(self) -> None:
         self._client.set_terminated(self._run)

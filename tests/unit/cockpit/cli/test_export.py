@@ -80,11 +80,11 @@ def test_parquet(runs: Path, tmp_path: Path) -> None:
 def test_tensorboard(runs: Path, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = export(runs, "tensorboard", tmp_path / "tb")
-    events = accumulator.EventAccumulator(str(out), size_guidance={"tensors": 0}).Reload()
-    loss = events.Tensors("train/loss")
+    events = accumulator.EventAccumulator(str(out), size_guidance={"scalars": 0}).Reload()
+    loss = events.Scalars("train/loss")
     assert [event.step for event in loss] == list(range(STEPS))
-    assert {event.tensor_proto.float_val[0] for event in loss} == {2.0}
-    assert "train/mfu" not in events.Tags()["tensors"]
+    assert {event.value for event in loss} == {2.0}
+    assert "train/mfu" not in events.Tags()["scalars"]
 
 
 def records_of(path: Path) -> Iterator[bytes]:

@@ -49,12 +49,6 @@ LARGE_WORLD = 256
 EVENTS_A_SECOND = 64  # maximum for one rank; further events are dropped
 
 
-def _by_our_clock(hello: Hello) -> Hello:
-    """The hello, with its start time converted to this machine's clock, because the timestamps of commands use that
-    clock."""
-    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
-
-
 class Ingest:
     """Handles the frames of ranks: publishes valid messages, and reports invalid ones in the run's log."""
 
@@ -162,7 +156,7 @@ class Ingest:
             return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
         if isinstance(message, Hello):
             self._control.note_revision(message.revision)
-            known = _by_our_clock(message)
+            known = self._membership.hello_of(message.rank)
             if known.leader:
                 self._control.leader_began(known)
                 self._control.resend_now()

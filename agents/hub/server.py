@@ -38,8 +38,8 @@ from agents.hub.telemetry.subscribers import Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import SAMPLES, Event, Message, Refused, clip, codec
 from agents.rundir import runs
-from agents.rundir.hub_file import HubFile, remove_hub_file
-from agents.rundir.local_machine import this_host
+from agents.rundir.hub_file import HubFile, folder_identity, remove_hub_file
+from agents.rundir.local_machine import process_start, this_host, this_machine
 from agents.rundir.socket_directory import remove_sockets
 from agents.transport.addresses import Endpoints
 from agents.transport.curve_keys import KeyStore
@@ -304,5 +304,8 @@ class Hub:
             wire=protocol.VERSION,
             started_s=self._began_s,
             host=this_host(),
+            machine=this_machine(),
+            start=process_start(os.getpid()),
+            folder=folder_identity(self.folder),
             tcp=self._sockets.tcp,
         )

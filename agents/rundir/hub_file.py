@@ -29,6 +29,10 @@ class ElsewhereError(RunError):
     """The hub runs on another machine and cannot be reached from this one."""
 
 
+class CopiedError(RunError):
+    """The folder is a copy of the folder of a run, whose hub serves only the original."""
+
+
 class HubFile(Struct, frozen=True, omit_defaults=True):
     """Content of `hub.json`: everything that a peer needs to connect to the hub of a run."""
 
@@ -108,7 +112,7 @@ def read_hub_file(folder: Path) -> HubFile:
     # Two machines that share a file system give its device different numbers.
     first = 0 if hub.machine == this_machine() else 1
     if hub.folder is not None and hub.folder[first:] != own[first:]:
-        raise RunError(
+        raise CopiedError(
             f"no hub serves the run {folder}: it is a copy of the folder of a run, and the hub of the run serves "
             "only the original"
         )

@@ -10,6 +10,7 @@ from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
+from agents.hub.telemetry.dropped import DroppedSteps
 from agents.hub.telemetry.membership import Connection, Known, Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
@@ -71,6 +72,7 @@ class Ingest:
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
+        self.dropped = DroppedSteps()
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
@@ -248,7 +250,10 @@ class Ingest:
             case Board():
                 self._control.note_revision(message.revision)
                 self._publish(message)
-            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+            case Step():
+                self.dropped.note(sender, message, self._membership.world < LARGE_WORLD)
+                self._publish(message)
+            case Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

@@ -220,6 +220,10 @@ CHECKPOINT_STEP: Final = "checkpoint_step"
 RESUMED: Final = "resumed"
 """Fact of the event that a run resumed from a checkpoint: true."""
 
+MISSING_STEPS: Final = "missing_steps"
+"""Fact of the event that ranks have dropped step records before the hub took them: the number of these records. Further
+facts are `first_step`, `last_step` and `ranks`, the number of ranks."""
+
 SAMPLE: Final = "sample"
 """Fact of an event whose text the model has generated: true. The fact `step` is the step after which it did."""
 

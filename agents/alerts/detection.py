@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.alerts.devices import Memory, Throttle
 from agents.alerts.finding import RANKS_NAMED, Detector, Finding, step_of
-from agents.alerts.ranks import Lost, Stall
+from agents.alerts.ranks import Absent, Lost, Stall
 from agents.alerts.stragglers import Slowdown, Straggler
 from agents.alerts.training import DeadExperts, Loss, Routing
 from agents.protocol import Alert, clip
@@ -19,7 +19,18 @@ REPUBLISH_S = 10.0  # minimum interval between two updates of an active alert
 
 
 def all_detectors() -> list[Detector]:
-    return [Lost(), Stall(), Straggler(), Slowdown(), Loss(), DeadExperts(), Routing(), Memory(), Throttle()]
+    return [
+        Lost(),
+        Absent(),
+        Stall(),
+        Straggler(),
+        Slowdown(),
+        Loss(),
+        DeadExperts(),
+        Routing(),
+        Memory(),
+        Throttle(),
+    ]
 
 
 @dataclass

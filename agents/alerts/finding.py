@@ -16,7 +16,7 @@ AT_ONCE = 512  # maximum number of newest summaries that one check reads
 
 # Names of alerts of the same level, most severe first. Other names come last.
 SEVERITY_ORDER = (
-    *("failed", "nan", "lost", "silent", "unheard", "stall", "collapse"),
+    *("failed", "nan", "lost", "silent", "unheard", "absent", "stall", "collapse"),
     *("straggler", "slowdown", "throttle", "memory", "loss_spike", "gradient_spike", "drops", "dead_experts"),
 )
 

@@ -1,4 +1,4 @@
-"""Detectors for lost ranks and stalled runs."""
+"""Detectors for lost and absent ranks, and for stalled runs."""
 
 import math
 from collections import defaultdict
@@ -9,6 +9,7 @@ from agents.state.run_state import RunState
 
 STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
 STALL_STEPS = 5  # an operation must also take longer than this many typical steps
+ABSENT_S = 20.0  # the ranks of a job join at different times; after this long, the next rank does not come
 SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
 # Operations that may take any time.
 AT_REST = ("paused", "starting", "checkpoint", "expert placement", "between exports")
@@ -45,6 +46,28 @@ class Lost:
         text = f"{names_of(state, ranks)} {'is' if one else 'are'} {words}{why}"
         evidence: dict[str, Value] = {name: len(ranks), "last_step": last.step if last else None}
         return Finding(name, "run", "error", text, evidence, tuple(ranks))
+
+
+class Absent:
+    """Detects ranks that have never joined: the other ranks are there, and for `ABSENT_S` seconds no rank has
+    followed them."""
+
+    holds, releases = 1, 1
+
+    def __init__(self) -> None:
+        self._known, self._since_s = 0, 0.0
+
+    def check(self, state: RunState, now_s: float) -> list[Finding]:
+        here = len(state.hellos)
+        if here != self._known:
+            self._known, self._since_s = here, now_s
+        over = all(rank in state.gone and state.gone[rank].over for rank in state.hellos)
+        if here >= state.world or over or now_s - self._since_s < ABSENT_S:
+            return []
+        ranks = [rank for rank in range(state.world) if rank not in state.hellos]
+        one = len(ranks) == 1
+        text = f"{names_of(state, ranks)} {'has' if one else 'have'} not joined: {here} of {state.world} ranks are here"
+        return [Finding("absent", "run", "error", text, {"absent": len(ranks)}, tuple(ranks))]
 
 
 def _missing(state: RunState) -> list[int]:

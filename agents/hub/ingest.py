@@ -10,6 +10,7 @@ from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
+from agents.hub.telemetry.dropped import DroppedSteps
 from agents.hub.telemetry.membership import Connection, Known, Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
@@ -49,12 +50,6 @@ LARGE_WORLD = 256
 EVENTS_A_SECOND = 64  # maximum for one rank; further events are dropped
 
 
-def _by_our_clock(hello: Hello) -> Hello:
-    """The hello, with its start time converted to this machine's clock, because the timestamps of commands use that
-    clock."""
-    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
-
-
 class Ingest:
     """Handles the frames of ranks: publishes valid messages, and reports invalid ones in the run's log."""
 
@@ -77,6 +72,7 @@ class Ingest:
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
+        self.dropped = DroppedSteps()
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
@@ -162,7 +158,7 @@ class Ingest:
             return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
         if isinstance(message, Hello):
             self._control.note_revision(message.revision)
-            known = _by_our_clock(message)
+            known = self._membership.hello_of(message.rank)
             if known.leader:
                 self._control.leader_began(known)
                 self._control.resend_now()
@@ -254,7 +250,10 @@ class Ingest:
             case Board():
                 self._control.note_revision(message.revision)
                 self._publish(message)
-            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+            case Step():
+                self.dropped.note(sender, message, self._membership.world < LARGE_WORLD)
+                self._publish(message)
+            case Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

@@ -2,14 +2,12 @@
 
 import argparse
 import contextlib
-import fcntl
 import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -18,7 +16,7 @@ from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, MemoryLimit
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.hub.server import Hub
 from agents.protocol import clean
-from agents.rundir.hub_file import read_hub_file
+from agents.rundir.hub_file import lock_for_hub, read_hub_file
 from agents.rundir.hub_supervisor import ON_ALERT, ending_signals
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import (
@@ -30,21 +28,7 @@ from agents.rundir.socket_directory import (
 from agents.transport.addresses import LEGAL as LEGAL_LISTEN
 from agents.transport.addresses import Endpoints, listen_address
 from agents.transport.curve_keys import KeyStore, keys_folder
-from agents.transport.open_files import open_lock, raise_file_limit
-
-
-def _lock(folder: Path) -> BinaryIO:
-    """Lock the run folder, so that no second hub uses it while this process runs."""
-    path = folder / ".hub.lock"
-    try:
-        lock = open_lock(path)
-    except OSError as error:
-        raise RunError(f"{path} cannot be locked: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunError(f"another hub already serves {folder}") from None
-    return lock
+from agents.transport.open_files import raise_file_limit
 
 
 def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
@@ -135,7 +119,7 @@ def main(
     try:
         arguments.dir.mkdir(parents=True, exist_ok=True)
         places = _places(arguments.listen, arguments.dir)
-        lock = _lock(arguments.dir)
+        lock = lock_for_hub(arguments.dir)
         endpoints = _endpoints(arguments.dir, arguments.sockets)
         keys = KeyStore(arguments.keys or keys_folder()) if places else None
         notifier = Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None

@@ -9,7 +9,7 @@ from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Gone, clip
 from agents.rundir.failure_file import last_failure
-from agents.rundir.local_machine import process_state, this_host
+from agents.rundir.local_machine import process_start, process_state, this_machine
 
 
 class RunEnd:
@@ -27,11 +27,12 @@ class RunEnd:
         alerts: Alerts,
     ) -> None:
         self._folder, self._began_s, self._parent = folder, began_s, parent
+        self._parent_start = process_start(parent) if parent is not None else 0
         self._membership, self._update_log, self._alerts = membership, update_log, alerts
 
     @property
     def parent_ended(self) -> bool:
-        return self._parent is not None and process_state(self._parent) == "ended"
+        return self._parent is not None and process_state(self._parent, self._parent_start) == "ended"
 
     def reason(self) -> str | None:
         """The reason why pending commands can no longer be applied: "" if it is unknown, None if the ranks may continue
@@ -42,7 +43,8 @@ class RunEnd:
             return failure or ""
         if self.parent_ended:
             return f"process {self._parent}, which had started it, is gone"
-        if leader.host == this_host() and process_state(leader.pid) == "ended":
+        local = leader.machine == this_machine()
+        if local and process_state(leader.pid, leader.process_start) == "ended":
             return f"the leader, rank {leader.rank}, is gone"
         return None
 

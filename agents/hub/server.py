@@ -38,8 +38,8 @@ from agents.hub.telemetry.subscribers import Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import SAMPLES, Event, Message, Refused, clip, codec
 from agents.rundir import runs
-from agents.rundir.hub_file import HubFile, remove_hub_file
-from agents.rundir.local_machine import this_host
+from agents.rundir.hub_file import HubFile, folder_identity, remove_hub_file
+from agents.rundir.local_machine import process_start, this_host, this_machine
 from agents.rundir.socket_directory import remove_sockets
 from agents.transport.addresses import Endpoints
 from agents.transport.curve_keys import KeyStore
@@ -49,6 +49,7 @@ from agents.transport.server_sockets import LEAVE_S, ServerSockets
 FLUSH_MS = 10  # interval between sending to clients, so that one frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
+SUSPENDED_S = 2.0  # a hub that has not run for this long was suspended, or its machine was overloaded
 # From this many frames in a round on, sleep REST_S so that the next round handles more frames.
 BUSY_FRAMES = 8
 REST_S = 0.01
@@ -151,6 +152,7 @@ class Hub:
         """Receive and handle frames, and serve clients; returns True if there is more to send to clients."""
         now = time.monotonic()
         self._active_s += min(now - self._round_s, TICK_S)
+        self._ingest.dropped.idle_s = max(self._ingest.dropped.idle_s, now - self._round_s)
         self._round_s = now
         self._sockets.admit()
         self._frames.drain_all(self._active_s)
@@ -185,6 +187,8 @@ class Hub:
             self._alerts.learn(self._active_s)
         self._trials.tick()
         self._ingest.report_heard_again()
+        if dropped := self._ingest.dropped.take(SUSPENDED_S):
+            self._update_log.publish(dropped)
         self._alerts.check(self._active_s)
         self._ingest.report_malformed()
         self._request_samples()
@@ -304,5 +308,8 @@ class Hub:
             wire=protocol.VERSION,
             started_s=self._began_s,
             host=this_host(),
+            machine=this_machine(),
+            start=process_start(os.getpid()),
+            folder=folder_identity(self.folder),
             tcp=self._sockets.tcp,
         )

@@ -16,7 +16,7 @@ from agents.protocol.base import RunError
 from agents.rank.provenance import provenance
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import process_start, this_host, this_machine
 
 log = logging.getLogger("agents")
 
@@ -74,16 +74,18 @@ def join(
         facts=about | dict(facts or {}),
         began_s=time.time(),
         first_step=first_step,
+        machine="" if forwards else this_machine(),
+        process_start=process_start(os.getpid()),
     )
     check_sendable(hello)
     stack = ExitStack()
     reached = None
     try:
         reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
-    except RunError:
+    except RunError as error:
         if hub != "auto":
             raise
-        log.exception("the run has no hub")
+        log.warning("the run has no hub: %s", error)
     except Exception:  # errors such as a full disk or a failed collective must not end the training program
         log.exception("the run has no hub")
     sensors = Sensors(device, host=is_first_on_machine() and not forwards, process=not forwards)

@@ -14,17 +14,19 @@ from msgspec import Struct
 
 from agents.loop.vote import Agree
 from agents.rank.vote import LEADER
+from agents.rundir.hub_file import check_unserved
 from agents.rundir.hub_supervisor import between_machines, hub_of, kept, listening, named_hub, reach
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import this_file_system, this_host
 from agents.rundir.node_relay import LOCAL_RANK, through_relay
+from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError, folder_name
-from agents.rundir.socket_directory import check_socket_directory, endpoints_in
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in, socket_answers
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
 
-# Characters that a run's name may have and its folder's name may not.
+ANSWERS_S = 5.0
 
 
 def endpoint_for(
@@ -46,26 +48,44 @@ def _hub_for(
     named = folder_name(run)  # directly in `runs_dir`, so that `cockpit` finds it
     if hub != "auto":
         return named_hub(hub, run_dir or runs_dir / named)
-    if world == 1 or agree:
-        folder = run_dir or runs_dir / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
-        if world > 1 and agree:
-            return _share_hub(stack, run, folder, rank, agree)
-        return _start(stack, run, folder, None)[0]
+    if world > 1 and agree:
+        return _share_hub(stack, run, run_dir, runs_dir / named, rank, agree)
+    if world == 1:
+        return _start(stack, run, run_dir, runs_dir / named)[0]
     # Without `agree`, the ranks cannot exchange data, so each rank derives the path of the sockets from the run folder.
     folder = run_dir or runs_dir / named
     sockets = _sockets_for(folder)
-    return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
+    if rank == LEADER:
+        return _start(stack, run, folder, folder, sockets)[0]
+    return reach(endpoints_in(sockets))
 
 
 def _start(
-    stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
+    stack: ExitStack,
+    run: str,
+    run_dir: Path | None,
+    named: Path,
+    sockets: Path | None = None,
+    listen: str | None = None,
 ) -> tuple[Reach | None, Endpoints | None]:
-    """Start a hub. Returns the endpoint and key for this rank, and the hub's TCP endpoints if it listens on TCP."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Start a hub in the folder `run_dir`, or in a new folder whose name begins with `named`. Returns the endpoint and
+    key for this rank, and the hub's TCP endpoints if it listens on TCP. Raises RunError if the hub of another job uses
+    the folder.
+    """
+    folder = make_folder(run_dir, stamped(named.parent, named.name))
+    check_unserved(folder)
     own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
     tcp = listening(supervisor, folder) if supervisor and listen else None
     stack.enter_context(kept(supervisor))
     return own, tcp
+
+
+class _Place(Struct, array_like=True, frozen=True):
+    """Where a rank runs. Two machines may have the same host name, so only `files` shows whether ranks can share Unix
+    sockets."""
+
+    host: str
+    files: str  # `this_file_system`
 
 
 class _HubAddress(Struct, array_like=True, frozen=True):
@@ -77,30 +97,47 @@ class _HubAddress(Struct, array_like=True, frozen=True):
     why: str = ""  # why other machines cannot connect to the hub
 
 
-def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
+def _share_hub(
+    stack: ExitStack, run: str, run_dir: Path | None, named: Path, rank: int, agree: Agree
+) -> Reach | None:
     """On rank 0, start the hub and send its address to all ranks. Ranks on the same machine use ipc; the other ranks
-    use TCP.
+    use TCP. A rank in another container of the machine uses ipc if the hub's socket answers there.
     """
-    hosts = [host.decode(errors="replace") for host in agree(this_host().encode())]
-    elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
+    own = _Place(this_host(), this_file_system())
+    places = [msgspec.msgpack.decode(one, type=_Place) for one in agree(msgspec.msgpack.encode(own))]
+    first = places[LEADER]
+    elsewhere = next((place.host for place in places if place.files != first.files), None)
     address, problem = _HubAddress(), None
     if rank == LEADER:
         try:
-            address = _start_shared(stack, run, folder, elsewhere)
+            address = _start_shared(stack, run, run_dir, named, elsewhere)
         except Exception as error:  # noqa: BLE001 - raised after the exchange, for which the other ranks wait
             address, problem = _HubAddress(why=str(error)), error
     address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
     if problem:
         raise problem
-    if this_host() == hosts[LEADER]:
-        return Reach(address.ipc) if address.ipc else None
+    if address.ipc and (own.files == first.files or _answers_soon(address.ipc)):
+        return Reach(address.ipc)
     if address.tcp is None:
-        log.warning("the hub runs on %s, and this rank cannot reach it: %s", hosts[LEADER], address.why)
+        if own.files != first.files:
+            log.warning("the hub runs on %s, and this rank cannot reach it: %s", first.host, address.why)
         return None
     return reach(address.tcp)
 
 
-def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
+def _answers_soon(url: str) -> bool:
+    """Whether the hub's ipc socket answers, although this process may see other files than rank 0. If the socket's
+    directory exists here, wait up to `ANSWERS_S` seconds, because the hub may have just been started."""
+    path = Path(url.removeprefix("ipc://"))
+    until = time.monotonic() + ANSWERS_S
+    while path.parent.is_dir() and not (answers := socket_answers(path)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return path.parent.is_dir() and answers
+
+
+def _start_shared(
+    stack: ExitStack, run: str, run_dir: Path | None, named: Path, elsewhere: str | None
+) -> _HubAddress:
     """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If it is not
     None, the hub also listens on TCP, unless there is no key for ranks or this machine's address is unknown."""
     listen, why = None, ""
@@ -109,7 +146,7 @@ def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | Non
             listen = between_machines(os.environ.get("MASTER_ADDR") or elsewhere)
         except RunError as error:
             why = str(error)
-    own, tcp = _start(stack, run, folder, None, listen)
+    own, tcp = _start(stack, run, run_dir, named, None, listen)
     return _HubAddress(own.endpoint if own else None, tcp, why)
 
 

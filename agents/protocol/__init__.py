@@ -72,6 +72,7 @@ from agents.protocol.record_kinds import JobRecord as JobRecord
 from agents.protocol.record_kinds import Record as Record
 from agents.protocol.records import ALERT as ALERT
 from agents.protocol.records import CHECKPOINT_STEP as CHECKPOINT_STEP
+from agents.protocol.records import MISSING_STEPS as MISSING_STEPS
 from agents.protocol.records import RESTART as RESTART
 from agents.protocol.records import RESUMED as RESUMED
 from agents.protocol.records import SAMPLE as SAMPLE

@@ -47,6 +47,15 @@ class Hello(Message, frozen=True):
     restarts: Count = 0
     # The number of the training's first step; a resumed part begins later.
     first_step: Annotated[int, Meta(ge=0, le=1)] = 0
+    # The identity of the machine and of its process ids (`agents.rundir.local_machine`), because two machines may have
+    # the same host name; "": unknown, or the process does not train.
+    machine: Text = ""
+    process_start: Count = 0  # when the process started, in clock ticks since the machine did; 0: unknown
+
+    @property
+    def process(self) -> tuple[str, int, int]:
+        """Identifies the process that sent this message."""
+        return self.machine or self.host, self.pid, self.process_start
 
 
 class Board(Message, frozen=True):
@@ -210,6 +219,10 @@ CHECKPOINT_STEP: Final = "checkpoint_step"
 
 RESUMED: Final = "resumed"
 """Fact of the event that a run resumed from a checkpoint: true."""
+
+MISSING_STEPS: Final = "missing_steps"
+"""Fact of the event that ranks have dropped step records before the hub took them: the number of these records. Further
+facts are `first_step`, `last_step` and `ranks`, the number of ranks."""
 
 SAMPLE: Final = "sample"
 """Fact of an event whose text the model has generated: true. The fact `step` is the step after which it did."""

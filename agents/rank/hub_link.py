@@ -1,8 +1,10 @@
 """The agent's connection to the hub; only the agent's thread uses it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 from msgspec import structs
@@ -46,7 +48,11 @@ FRAMES_A_TURN = 16
 WELCOME_PAUSE_S = 0.2
 REFUSED_PAUSE_S = 2.0  # interval at which a refused rank introduces itself again
 
+REASONS_LOGGED = 8
+
 NONE = Sensors()
+
+log = logging.getLogger("agents")
 
 Doing = Callable[[], tuple[int, str, float]]
 Previewer = Callable[[Changes], Previewed]
@@ -88,6 +94,7 @@ class HubLink:
         self._cpu_s = time.process_time()
         self._fallback = fallback
         self._checked_s = 0.0
+        self._logged: set[str] = set()  # reasons for refusals
         self._connect(Reach(endpoint, key))
 
     def _connect(self, to: Reach) -> None:
@@ -113,6 +120,8 @@ class HubLink:
         queued messages."""
         self._dealer.poll(POLL_MS)
         self._line.check_handshakes()
+        if self._line.refusal:
+            self._log_refusal(self._line.refusal)
         self._receive()
         now = time.monotonic()
         self._check_relay(now)
@@ -125,6 +134,8 @@ class HubLink:
     def leave(self, linger_s: float, restarting: bool = False) -> None:
         """Try to send the queued messages for at most `linger_s` seconds, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
+        if self.refused:
+            self._log_refusal(self.refused)
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:
                 self._dealer.poll(POLL_MS, zmq.POLLOUT)
@@ -232,7 +243,7 @@ class HubLink:
             case Sample():
                 self.sampling.take(message)
             case Refused():
-                self._refused, self._refused_s = message.why, time.monotonic()
+                self._take_refusal(message.why, time.monotonic())
             case Command() if self.introduction and self.introduction[0].leader:
                 known = self._orders.receive(message, *self.introduction)
                 if known:
@@ -244,6 +255,23 @@ class HubLink:
                 stacks = self.stacks.answer(message, pulse)
                 if stacks:
                     self._outbox.put(stacks)
+
+    def _take_refusal(self, why: str, now: float) -> None:
+        """Note the refusal. A refusal that is repeated after a pause is logged: the first one may be due to a former
+        process of this rank, which the hub has not lost yet."""
+        again = self._refused_s and REFUSED_PAUSE_S / 2 <= now - self._refused_s <= 3 * REFUSED_PAUSE_S
+        if again and self._refused is None:
+            self._log_refusal(why)
+        if self._refused is None:
+            self._refused_s = now
+        self._refused = why
+
+    def _log_refusal(self, why: str) -> None:
+        """Log the reason, each reason once, because only this process can tell its user that it is not shown."""
+        if why not in self._logged and len(self._logged) < REASONS_LOGGED:
+            self._logged.add(why)
+            with suppress(Exception):  # errors of the program's logging handlers
+                log.warning("the hub refuses this rank, so the run does not show it: %s", protocol.clean(why))
 
     def _answer(self, query: Preview, hello: Hello) -> Previewed:
         why = "this rank does not answer preview queries"

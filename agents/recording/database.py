@@ -5,6 +5,7 @@ hub ends. If a write-ahead log is incomplete or damaged, SQLite reads it up to t
 """
 
 import os
+import secrets
 import sqlite3
 import struct
 import time
@@ -111,7 +112,7 @@ def put_back(db: sqlite3.Connection, path: Path) -> None:
 
     Raises sqlite3.Error or OSError if the file cannot be restored; `db` then remains open and unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         copy = sqlite3.connect(unfinished)
         try:

@@ -1,7 +1,7 @@
 """Reads a recording: its segments, its updates, and positions by time, step or sequence number."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 from agents.protocol import Summary, Update
 from agents.recording.format import RecordingError, kind_of, unpack, unpack_row
 from agents.recording.tables import Row, Segment, Tables
+from agents.state.run_state import missing_steps
 
 Newest = tuple[int | None]
 
@@ -87,6 +88,7 @@ class Recording(Tables):
                 snapshot = tuple(self._snapshot(one))
             except RecordingError as error:
                 self.note(f"the state at update {one.seq} of {one.epoch} cannot be read: {error}")
+            self._note_dropped(snapshot or ())
             yield Moment(one.epoch, one.seq, one.time_s, None, bool(one.thinned), snapshot)
             seq = one.seq
             for id in self.row_ids(one):
@@ -102,11 +104,17 @@ class Recording(Tables):
                         if moment.seq > seq + 1 and not one.thinned:
                             self._note_gap(one, seq, moment.seq)
                         seq = moment.seq
+                        self._note_dropped([moment.update] if moment.update else ())
                         yield moment
                 except RecordingError as error:
                     self.note(f"{what} cannot be read: {error}")
                     seq = max(seq, last)
             before = None if one.thinned else (one.epoch, seq)
+
+    def _note_dropped(self, updates: Iterable[Update]) -> None:
+        """Note the steps that never reached the hub, which has reported each such gap as an event."""
+        for text in missing_steps(updates):
+            self.note(text)
 
     def _note_gap(self, segment: Segment, after: int, before: int) -> None:
         if self.is_whole(segment):

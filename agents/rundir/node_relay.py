@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from agents.protocol.base import RunError
 from agents.rundir.hub_supervisor import TICK_S, HubSupervisor, say
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import Machine, this_host, this_machine
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, remove_sockets
 from agents.transport.addresses import Endpoints
 from agents.transport.curve_keys import FOLDER_VARIABLE
@@ -71,7 +71,8 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
     )
     if local_rank is None or local_world is None or world is None or not any(job):
         return None
-    return Place((this_host(), node, *job), local_rank, local_world, world)
+    machine = Machine.parse(this_machine()).kernel
+    return Place((*machine, this_host(), node, *job), local_rank, local_world, world)
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:

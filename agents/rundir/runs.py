@@ -98,7 +98,8 @@ def _at_url(url: str) -> Endpoints:
 
 
 def _reached(hub: HubFile, folder: Path) -> Endpoints:
-    if hub.here:
+    # Without its directory, the hub runs in a container of this machine that has another /tmp.
+    if hub.here and (hub.tcp is None or hub.endpoints.directory.is_dir()):
         # Another user may have written hub.json; commands must not go to that user's sockets.
         check_socket_directory(hub.endpoints.directory, create=False)
         return hub.endpoints

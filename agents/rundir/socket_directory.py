@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints
 
 SOCKETS = ("ranks", "clients", "viewers")  # file names, and fields of `Endpoints`
+ANSWER_S = 1.0  # how long to wait for a connection; a hub that is suspended still accepts them
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 including the terminating zero
 
 
@@ -59,6 +61,21 @@ def check_socket_directory(directory: Path, create: bool = True) -> None:
         raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise RunError(f"the socket directory {directory} must be a directory of yours with mode 0700")
+
+
+def socket_answers(path: Path) -> bool:
+    """Whether a process listens on the Unix socket `path`. Two machines or containers may use the same path for
+    different sockets, or not share the path at all; only a connection shows that the socket is reached. The directory
+    must belong to this user, because another user's process could accept the connection.
+    """
+    try:
+        check_socket_directory(path.parent, create=False)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(ANSWER_S)
+            probe.connect(os.fspath(path))
+    except (OSError, RunError, ValueError):
+        return False
+    return True
 
 
 def remove_sockets(endpoints: Endpoints) -> None:

@@ -7,9 +7,10 @@ after that update. This module reads no clock.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 
 from agents.protocol import (
+    MISSING_STEPS,
     RECORDS,
     Alert,
     Board,
@@ -243,6 +244,13 @@ class RunState:
         yield from self.log()
         yield from self.alerts.values()
         yield from self.gone.values()
+
+
+def missing_steps(updates: Iterable[Update]) -> Iterator[str]:
+    """The text of each event among `updates` which says that the records of some steps never reached the hub."""
+    for update in updates:
+        if isinstance(update, Event) and MISSING_STEPS in update.facts:
+            yield update.text
 
 
 def _step(summary: Summary) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -284,8 +285,7 @@ def _read_private(path: Path, longest: int) -> bytes:
 
 def _write_private(path: Path, content: Key | list[Listed]) -> None:
     """Write a file atomically; other users can never read it."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:

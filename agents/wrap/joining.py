@@ -54,8 +54,7 @@ class Joining:
 
             hub = os.environ.get("COCKPIT_WRAP_HUB") or "auto"
             gather = agree if self._ranks else None
-            folder = None if self._ranks or hub != "auto" else own_folder(run_name())
-            self._reached = endpoint_for(self._stack, hub, run_name(), folder, rank, world, gather)
+            self._reached = endpoint_for(self._stack, hub, run_name(), None, rank, world, gather)
         except ClosedError:
             self.failure = "the program ended"
         except Exception as error:  # noqa: BLE001 - a full disk, for example, must not end the program
@@ -68,7 +67,7 @@ class Joining:
         from agents.loop.start_hub import is_first_on_machine
         from agents.protocol import VERSION, Hello
         from agents.rank.sensors.vitals import Sensors
-        from agents.rundir.local_machine import this_host
+        from agents.rundir.local_machine import process_start, this_host, this_machine
         from agents.wrap.loop import WrappedLoop
 
         def theirs(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,6 +97,8 @@ class Joining:
             facts=self._facts,
             began_s=time.time(),
             first_step=1,
+            machine=this_machine(),
+            process_start=process_start(os.getpid()),
         )
         sensors = Sensors(device, host=is_first_on_machine())
         return WrappedLoop(
@@ -128,18 +129,6 @@ def run_name() -> str:
     script = Path(sys.argv[0] if sys.argv else "")
     named = script.parent.name if script.stem == "__main__" else script.stem
     return (os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
-
-
-def own_folder(run: str) -> Path:
-    """Create a run folder. The folder name is unique even if several processes, such as those of a sweep, start in the
-    same second.
-    """
-    folder = Path(os.environ.get("COCKPIT_RUNS") or "runs") / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-    return folder
 
 
 def current_device() -> int | None:

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import FrameType
 
 from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
+from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import diagnosis
@@ -122,7 +122,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         arguments += simulation.arguments
     need_terminal()
     keys, chosen_theme = keymap(), theme()
-    folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = make_folder(None, stamped(runs_dir(), layout.stem))
     with _signals_unwind():
         try:
             engine = EngineProcess(layout, arguments, folder, "simulate" if simulation else "run")

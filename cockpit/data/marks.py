@@ -6,8 +6,8 @@ written the file, so every value in it is validated.
 """
 
 import contextlib
-import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -114,7 +114,7 @@ class NamedMarks:
         """Write a temporary file and rename it, so that a reader never sees a partial file."""
         if self._path is None or self.note:
             return
-        beside = self._path.with_name(f".{FILE}.{os.getpid()}")
+        beside = self._path.with_name(f".{FILE}.{secrets.token_hex(8)}")
         try:
             beside.write_bytes(msgspec.json.format(msgspec.json.encode(_File(list(self)))))
             beside.replace(self._path)

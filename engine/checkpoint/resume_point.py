@@ -4,6 +4,7 @@ The layout may differ from that of the checkpoint, but the model, the training t
 optimizer must be the same.
 """
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,7 @@ import msgspec
 import psutil
 
 from agents.protocol import Value, spell
+from agents.rundir.local_machine import this_machine
 from engine.checkpoint.manifest import MANIFEST, Checkpoint, IncompleteError, checkpoints_folder
 from engine.checkpoint.reading import (
     complete_checkpoints,
@@ -91,6 +93,24 @@ def is_restart(environ: Mapping[str, str]) -> bool:
     """Whether torchrun has restarted these ranks after one of them died, or Slurm has requeued the job."""
     counts = (environ.get(name) or "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return any(count.isdecimal() and int(count) > 0 for count in counts)
+
+
+def number_of_job(environ: Mapping[str, str], parent: int) -> int | None:
+    """A number that differs between two jobs that torchrun starts in the same second, and that stays the same if
+    torchrun starts the ranks of the job again; None without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    told = (this_machine(), str(parent), *(environ.get(name, "") for name in names))
+    return int.from_bytes(hashlib.blake2b("\0".join(told).encode(errors="replace"), digest_size=5).digest())
+
+
+def folder_of_job(named: Path, number: int | None, again: bool) -> Path:
+    """The path of the folder of a job that torchrun has started: `named` or, if another job of the same second has
+    created that folder, `named` with the `number` of this job. `again`: whether the job has created its folder before.
+    """
+    own = named if number is None else named.with_name(f"{named.name}-{number}")
+    return own if (own.is_dir() if again else named.exists()) else named
 
 
 def find_start(
@@ -169,11 +189,13 @@ def find_start(
 
 def _folders_of(layout: Layout) -> list[Path]:
     """The folders of all runs with the layout's run name, oldest first."""
-    pattern = re.compile(re.escape(layout.run.name) + r"-\d{8}-\d{6}(-\d+)?")
+    pattern = re.compile(re.escape(layout.run.name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
     found = [
-        path for path in Path(layout.run.dir).glob(f"{layout.run.name}-*") if pattern.fullmatch(path.name)
+        (match[1], int(match[2] or 1), path)
+        for path in Path(layout.run.dir).glob(f"{layout.run.name}-*")
+        if (match := pattern.fullmatch(path.name))
     ]
-    return sorted(found, key=lambda path: path.name)
+    return [path for _, _, path in sorted(found)]
 
 
 def _checkpoint_in(

@@ -3,7 +3,6 @@ in this process."""
 
 import os
 import signal
-import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from agents.protocol import Step, Summary
 from agents.rundir.hub_supervisor import named_hub, say
+from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import lock_folder
 from engine.checkpoint.manifest import checkpoints_folder
 from engine.checkpoint.reading import damage
 from engine.checkpoint.resume_point import Start as Resumed
-from engine.checkpoint.resume_point import find_start, is_restart, start_time
+from engine.checkpoint.resume_point import find_start, folder_of_job, is_restart, number_of_job, start_time
 from engine.collectives.measured import chosen_all_reduces
 from engine.config.checks.layout_checks import advice
 from engine.config.checks.trainable import untrained
@@ -32,7 +32,6 @@ from engine.launch.processes.local_ranks import launch
 from engine.launch.processes.torchrun import context_from_environment, join
 from engine.launch.restarts.decision import Attempt, Restarts
 from engine.launch.restarts.restart import Restart, Restarted
-from engine.launch.run_folder import make_folder
 from engine.launch.supervision.signals import SAVE_SIGNAL
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
@@ -116,13 +115,16 @@ def run_layout(
     # Refuse a mistake in [validation] and [sample] before a folder is created.
     validation_text(layout)
     sample_prompt(layout)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
-    named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
+    named = stamped(Path(layout.run.dir), layout.run.name, start_time(os.environ, os.getppid()))
     try:
         context = context_from_environment(named)
     except ValueError as error:
         raise RunError(str(error)) from None
     leads = context is None or context.rank == 0
+    again, number = restarted or is_restart(os.environ), None
+    if context and leads:
+        number = number_of_job(os.environ, os.getppid())
+        named = folder_of_job(named, number, again)
     if layout.run.collectives and leads:
         # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
         chosen_all_reduces(layout.run.collectives)
@@ -132,7 +134,7 @@ def run_layout(
         layout,
         resume,
         named=named,
-        restarted=restarted or is_restart(os.environ),
+        restarted=again,
         fixed=fixed,
         data=corpus.digest,
         damage=cache(damage) if leads else nothing,
@@ -157,9 +159,14 @@ def run_layout(
         raise LayoutError(refusal)
     folder = context.run_dir if context else start.run_dir or named
     if leads:
-        if layout.checkpoint.dir:
-            make_folder(Path(layout.checkpoint.dir), named, "the folder of checkpoints")
-        folder = make_folder(context.run_dir if context else start.run_dir, named)
+        beside = Path(layout.checkpoint.dir) if layout.checkpoint.dir else None
+        if beside:
+            make_folder(beside, named, "the folder of checkpoints")
+        # Only ranks that were started again may find their folder under the name of a new run.
+        known = named if context and again and named.is_dir() else None
+        folder = make_folder(start.run_dir or known, named, beside=beside, number=number)
+    if context:
+        context = replace(context, run_dir=folder)
     checkpoints_dir = checkpoints_folder(layout, folder)
     with ExitStack() as locks:
         for own_dir in (folder, checkpoints_dir) if leads else ():

@@ -1,7 +1,6 @@
 """Runs `engine simulate`: makes the run's folder, starts the hub, handles signals and writes the output."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,10 +8,11 @@ from agents.protocol import Summary
 from agents.rank.many_ranks import ManyRanks
 from agents.rank.provenance import provenance
 from agents.rundir.hub_supervisor import hub_of, kept, named_hub, say
+from agents.rundir.run_folder import make_folder, stamped
+from engine.checkpoint.folder_lock import lock_folder
 from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
 from engine.config.toml import write_layout
-from engine.launch.run_folder import make_folder
 from engine.launch.supervision.signals import Signals
 from engine.planner.hardware.description import Hardware
 from engine.simulate.scenario import Scenario
@@ -45,15 +45,19 @@ def simulate_layout(
     with a one-sentence message.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
-    named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    named = stamped(Path(layout.run.dir), layout.run.name)
     named_hub(hub, run_dir or named, listen)  # raises an error before a folder is made
     folder = make_folder(run_dir, named)
     on_folder(folder)
     say("".join(f"{line}\n" for line in (*advice(layout), *_does_not_fit(simulator))))
-    write_layout(layout, folder)
-    if scenario.text:
-        (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
-    with Signals() as signals, hub_of(hub, layout.run.name, folder, listen=listen) as (reached, supervisor):
+    with (
+        Signals() as signals,
+        lock_folder(folder),
+        hub_of(hub, layout.run.name, folder, listen=listen) as (reached, supervisor),
+    ):
+        write_layout(layout, folder)
+        if scenario.text:
+            (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
         endpoint, key, _, _ = reached or (None, None, None, None)
         on_start(folder.name)
         ranks = ManyRanks(layout.run.name, endpoint, key)

@@ -2,7 +2,6 @@
 all knobs (the knob board)."""
 
 import os
-import socket
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +11,7 @@ from agents.protocol import Board as BoardMessage
 from agents.protocol.held_experts import held_facts
 from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
+from agents.rundir.local_machine import process_start, this_host, this_machine
 from engine.config.layout import Layout
 from engine.control.vote import LEADER
 from engine.device import device_name
@@ -44,7 +44,7 @@ def hello(
         rank=world.rank,
         world=world.grid.world,
         coords=world.grid.shown(world.rank),
-        host=socket.gethostname(),
+        host=this_host(),
         pid=os.getpid(),
         device=device_name(world.device),
         layout=layout.digest(),
@@ -55,6 +55,8 @@ def hello(
         capabilities=list(CAPABILITIES),
         began_s=began_s,
         restarts=restarts,
+        machine=this_machine(),
+        process_start=process_start(os.getpid()),
     )
 
 

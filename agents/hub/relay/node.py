@@ -36,7 +36,7 @@ from agents.protocol import (
     WireError,
     codec,
 )
-from agents.rundir.local_machine import process_state, this_host
+from agents.rundir.local_machine import process_start, process_state, this_host
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
@@ -94,10 +94,11 @@ class Node:
         poller.register(self._server_socket.socket, zmq.POLLIN)
         poller.register(self._hub_socket.socket, zmq.POLLIN)
         self._outbox.put(self._introduction)
+        start = process_start(parent) if parent is not None else 0
         while not self._stopping:
             poller.poll(FLUSH_MS if self._outbox else IDLE_MS)
             self.turn(time.monotonic())
-            if parent is not None and process_state(parent) == "ended":
+            if parent is not None and process_state(parent, start) == "ended":
                 self.stop()
             if self._outbox:
                 time.sleep(FLUSH_MS / 1000)  # wait, so that a batch has records of many ranks
@@ -222,7 +223,7 @@ class Node:
         other = self._ranks.get(hello.rank)
         if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
             was = other.hello
-            if (was.host, was.pid) != (hello.host, hello.pid):
+            if was.process != hello.process:
                 return f"rank {hello.rank} is already connected, as process {was.pid} on {was.host}"
         before = self._by_peer.get(peer)
         if before is not None and before != hello.rank:

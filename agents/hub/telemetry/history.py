@@ -135,10 +135,8 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
 
 
 def _same_process(one: Hello, other: Hello) -> bool:
-    """Whether both hellos are from the same process, judged by host, pid and start time."""
-    return (one.host, one.pid) == (other.host, other.pid) and abs(
-        one.began_s - other.began_s
-    ) < SAME_PROCESS_S
+    """Whether both hellos are from the same process, which has begun to train at the same time."""
+    return one.process == other.process and abs(one.began_s - other.began_s) < SAME_PROCESS_S
 
 
 def _messages(restored: RestoredHistory) -> Iterator[Recalled]:

@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import structs
 
 from agents import protocol
-from agents.protocol import Gone, Hello, Relay, codec
-from agents.rundir.local_machine import process_state, this_host
+from agents.protocol import TEXT, Gone, Hello, Relay, codec
+from agents.rundir.local_machine import Machine, process_state, this_machine
 
 # A rank that sends nothing for this long is lost; the thread of each agent sends a pulse every second.
 LOST_AFTER_S = 5.0
@@ -67,6 +67,7 @@ class Membership:
         self._ranks: dict[int, Known] = {}
         self._leader: Known | None = None  # the last accepted leader
         self._connections: dict[bytes, Connection] = {}
+        self._machines: dict[str, list[tuple[str, str]]] = {}  # host name -> the machines that have it
 
     @property
     def leader(self) -> Hello | None:
@@ -90,7 +91,8 @@ class Membership:
         }
 
     def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
-        """Register a rank; returns a refusal if the rank cannot belong to this run."""
+        """Register a rank; returns a refusal if the rank cannot belong to this run. `hello_of` then returns the hello
+        as clients get it."""
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
@@ -101,10 +103,26 @@ class Membership:
         known = self._ranks.get(hello.rank)
         if known:
             self._remove_from_connection(known)
+        hello = structs.replace(_by_our_clock(hello), host=self._host_name(hello))
         known = self._ranks[hello.rank] = Known(hello, identity, now)
         self._succeed(known)
         self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
         return None
+
+    def hello_of(self, rank: int) -> Hello:
+        """The hello of a registered rank, with its start time on this machine's clock, and with a host name that no
+        other machine of the run has."""
+        return self._ranks[rank].hello
+
+    def _host_name(self, hello: Hello) -> str:
+        if not hello.machine:
+            return hello.host
+        machines = self._machines.setdefault(hello.host, [])
+        machine = Machine.parse(hello.machine).kernel
+        if machine not in machines and len(machines) < LARGEST_WORLD:
+            machines.append(machine)
+        number = machines.index(machine) if machine in machines else 0
+        return f"{hello.host[: TEXT - 16]}#{number + 1}" if number else hello.host
 
     def _forget_ranks(self) -> None:
         """After a restart of all ranks, forget the ranks known before it. If one of these ranks still sends records,
@@ -187,10 +205,9 @@ class Membership:
         if hello.leader and other and other.rank != hello.rank:
             return f"{me} claims to be the leader, but rank {other.rank} leads this run"
         known = self._ranks.get(hello.rank)
-        if known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S:
-            same = (known.hello.host, known.hello.pid) == (hello.host, hello.pid)
-            if not same:
-                return f"{me} is already connected, as process {known.hello.pid} on {known.hello.host}"
+        heard = known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S
+        if known and heard and known.hello.process != hello.process:
+            return f"{me} is already connected, as process {known.hello.pid} on {known.hello.host}"
         return None
 
     def connection(self, identity: bytes) -> Connection | None:
@@ -210,21 +227,21 @@ class Membership:
         known = self._ranks.get(rank)
         if known is None:
             return ""
-        pid, host = known.hello.pid, known.hello.host
-        if host != this_host():
-            return f"the hub cannot check process {pid} on {host}"
+        pid = known.hello.pid
+        if known.hello.machine != this_machine():
+            return f"the hub cannot check process {pid} on {known.hello.host}"
         return f"process {pid} {_PROCESS_TEXT[_process(known)]}"
 
     def newly_lost(self, now: float) -> list[Gone]:
         """Ranks that count as lost from now on because they have been silent for too long, and ranks already lost whose
         process state has changed since the last call.
         """
-        here = this_host()
+        here = this_machine()
         gone = []
         for rank, known in self._ranks.items():
             if not known.lost and now - known.heard_s <= LOST_AFTER_S:
                 continue  # first, because this runs for each rank twice a second
-            local = known.hello.host == here
+            local = known.hello.machine == here
             if known.lost:
                 news = local and known.process in ("stopped", "alive") and _process(known) != known.process
             else:
@@ -238,8 +255,14 @@ class Membership:
         return gone
 
 
+def _by_our_clock(hello: Hello) -> Hello:
+    """The hello, with its start time converted to this machine's clock, because the timestamps of commands use that
+    clock."""
+    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
+
+
 def _process(known: Known) -> Literal["ended", "stopped", "alive"]:
-    return process_state(known.hello.pid)
+    return process_state(known.hello.pid, known.hello.process_start)
 
 
 def _process_text(known: Known) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from agents.protocol import Record, Summary, Update
 from agents.recording.format import RecordingError
+from agents.state.run_state import missing_steps
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
 from cockpit.data.diagnosis.diagnosis import LOST, Level, diagnosis
@@ -30,7 +31,9 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
     store = loaded.store
     chosen = chosen_filter(store, filter_text)
     if as_json:
-        print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | {"missing": loaded.missing})
+        gaps = [text for text in missing_steps(store.state.events) if text not in loaded.missing]
+        missing = {"missing": [*loaded.missing, *gaps]}
+        print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | missing)
         return report_missing(loaded.missing, loaded.note)
     state = state_field(store)
     fields = [field.text.strip() for field in status_fields(store, operator=None)]

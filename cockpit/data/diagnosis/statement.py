@@ -50,6 +50,7 @@ HEADLINES = {
     "unreachable": "RANK UNREACHABLE",
     "silent": "RANK SILENT",
     "unheard": "RANK UNHEARD",
+    "absent": "RANK ABSENT",
     "stall": "STALLED",
     "collapse": "ROUTER COLLAPSED",
     "straggler": "SLOW RANK",

@@ -25,7 +25,7 @@ SLOW_STEP = 1.25  # a step is an anomaly if it takes at least this many times th
 
 SCREENS = {
     **dict.fromkeys(
-        ("failed", "lost", "silent", "unheard", "stall", "straggler", "throttle", "memory"), "ranks"
+        ("failed", "lost", "silent", "unheard", "absent", "stall", "straggler", "throttle", "memory"), "ranks"
     ),
     **dict.fromkeys(("collapse", "drops", "dead_experts"), "experts"),
     **dict.fromkeys(("nan", "loss_spike", "gradient_spike", "slowdown"), "curves"),

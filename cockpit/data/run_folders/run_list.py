@@ -6,6 +6,7 @@ No error is raised for a folder that cannot be read; the list shows the folder w
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,7 @@ from agents.protocol import Hello
 from agents.recording.format import NothingRecordedError, RecordingError
 from agents.recording.glance import Glance, glance
 from agents.rundir.failure_file import last_failure
-from agents.rundir.hub_file import HUB_FILE, HubFile, read_hub_file
+from agents.rundir.hub_file import HUB_FILE, CopiedError, HubFile, read_hub_file
 from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, RunError
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
@@ -159,7 +160,9 @@ def read_run(folder: Path) -> ListedRun:
 
 
 def _read_run(folder: Path) -> ListedRun:
-    hub = read_hub_file(folder) if (folder / HUB_FILE).exists() else None
+    hub = None
+    with suppress(CopiedError):
+        hub = read_hub_file(folder) if (folder / HUB_FILE).exists() else None
     size, partial = _size(folder)
     common: dict[str, Any] = {"size_bytes": size, "size_partial": partial}
     if hub:

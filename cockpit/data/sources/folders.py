@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agents.rundir.hub_file import HubFile
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import Machine, this_host, this_machine
 from agents.rundir.runs import RunError, find_folder, list_runs, newest_live
 from agents.transport.addresses import Endpoints
 from cockpit.data.sources.connection import runs_dir
@@ -42,8 +42,11 @@ def told_folder(store: Store) -> Path | None:
 def _reported_folder(store: Store) -> Path | None:
     folder = store.fact("folder")
     leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
-    host = store.fact("simulated_on") or (leader.host if leader else None)
-    if host != this_host() or not isinstance(folder, str):
+    if leader and leader.machine:
+        here = Machine.parse(leader.machine).kernel == Machine.parse(this_machine()).kernel
+    else:
+        here = (store.fact("simulated_on") or (leader.host if leader else None)) == this_host()
+    if not here or not isinstance(folder, str):
         return None
     try:
         return Path(folder) if Path(folder).is_dir() else None

@@ -20,7 +20,7 @@ from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.rundir.hub_file import read_hub_file
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import this_host, this_machine
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.curve_keys import Key
@@ -82,6 +82,7 @@ def make_hello(rank: int, world: int, **fields: object) -> Hello:
         "pid": os.getpid(),
         "device": "cpu",
         "layout": "the-layout",
+        "machine": this_machine(),
         "revision": 0,
         "step": 0,
         "leader": rank == 0,

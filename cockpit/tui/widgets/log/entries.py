@@ -32,7 +32,9 @@ CLOCK, DATE = "%H:%M:%S", "%m-%d %H:%M:%S"
 
 # The screen that shows the subject of an alert; for all other alerts, the curves.
 SHOWN_BY = {
-    **dict.fromkeys(("straggler", "throttle", "memory", "stall", "lost", "silent", "unheard"), "ranks"),
+    **dict.fromkeys(
+        ("straggler", "throttle", "memory", "stall", "lost", "silent", "unheard", "absent"), "ranks"
+    ),
     **dict.fromkeys(("dead_experts", "collapse", "drops"), "experts"),
 }
 

@@ -10,12 +10,30 @@ import pytest
 from agents.alerts.detection import REPUBLISH_S, Detection, all_detectors
 from agents.alerts.devices import Memory, Throttle
 from agents.alerts.finding import SEVERITY_ORDER, Finding, by_severity
-from agents.alerts.ranks import Lost, Stall
+from agents.alerts.ranks import ABSENT_S, Absent, Lost, Stall
 from agents.protocol import Alert, Gone, Pulse, Vitals
 from agents.state.run_state import RunState
 from tests.unit.agents.detector_inputs import WORLD, feed, run_of
+from tests.unit.agents.fleet import make_hello
 
 WAIT = "dp all-reduce, layer 1"
+
+
+def test_a_rank_that_never_joins_is_named() -> None:
+    state, absent = run_of(), Absent()
+    for rank in (2, 5):
+        del state.hellos[rank]
+    assert absent.check(state, 0.0) == [] and absent.check(state, ABSENT_S - 1) == []
+    (found,) = absent.check(state, ABSENT_S)
+    assert (found.name, found.level, found.ranks) == ("absent", "error", (2, 5))
+    assert found.text == "ranks 2, 5 have not joined: 6 of 8 ranks are here"
+    state.apply(make_hello(2, WORLD))
+    assert absent.check(state, ABSENT_S + 1) == [], "ranks still join"
+    (found,) = absent.check(state, 2 * ABSENT_S + 1)
+    assert found.text == "rank 5 has not joined: 7 of 8 ranks are here"
+    feed(state, (Gone(rank, clean=True) for rank in state.hellos))
+    assert absent.check(state, 9 * ABSENT_S) == [], "the run has ended"
+    assert Absent().check(RunState(), 9 * ABSENT_S) == []
 
 
 # ------------------------------------------------------------------------------------------------- stall

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Membership
 from agents.protocol import VERSION, Relay
+from agents.rundir.local_machine import process_start, this_host
 from tests.unit.agents.fleet import make_hello
 
 
@@ -70,7 +71,7 @@ def test_a_lost_rank_is_reported_again_when_its_process_state_changes() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         membership.hello(b"a", make_hello(0, 2, pid=process.pid), 0.0)
-        membership.hello(b"b", make_hello(1, 2, host="elsewhere"), 0.0)
+        membership.hello(b"b", make_hello(1, 2, machine="another.machine.1"), 0.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         fates = [(gone.process, gone.over) for gone in membership.newly_lost(LOST_AFTER_S + 0.1)]
@@ -120,6 +121,37 @@ def test_ranks_that_start_again_replace_all_earlier_ones(membership: Membership)
         membership.hello(b"b", make_hello(1, 4), 0.2) or ""
     )
     assert membership.world == 2
+
+
+def test_two_machines_with_one_name_are_two_machines() -> None:
+    """On the second machine, rank 1 has the process id of a process that has ended on the hub's machine."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    membership = Membership("r")
+    membership.hello(b"a", make_hello(0, 3), 0.0)
+    elsewhere = {"pid": ended.pid, "machine": "another.machine.1"}
+    membership.hello(b"b", make_hello(1, 3, **elsewhere), 0.0)
+    membership.hello(b"c", make_hello(2, 3, **elsewhere | {"machine": "another.machine.2"}), 0.0)
+    here, there, container = (membership.hello_of(rank).host for rank in range(3))
+    assert here == this_host() and there == container == f"{here}#2"
+    lost = {gone.rank: gone for gone in membership.newly_lost(LOST_AFTER_S + 0.1)}
+    assert (lost[0].process, lost[1].process) == ("alive", "unknown")
+    assert lost[1].text.endswith(f"on {here}#2; the hub cannot check whether it is alive")
+
+
+@pytest.mark.parametrize("fields", [{"machine": "another.machine.1"}, {"process_start": 7}])
+def test_a_process_id_is_not_a_process(membership: Membership, fields: dict[str, object]) -> None:
+    membership.hello(b"b", make_hello(1, 4, process_start=5), 0.0)
+    refusal = membership.hello(b"c", make_hello(1, 4, **fields), 0.1)
+    assert refusal is not None and "rank 1 is already connected, as process" in refusal
+
+
+def test_a_later_process_with_the_id_of_a_rank_is_another_process(membership: Membership) -> None:
+    start = process_start(os.getpid())
+    membership.hello(b"b", make_hello(1, 4, process_start=start), 0.0)
+    membership.hello(b"c", make_hello(2, 4, process_start=start + 1), 0.0)
+    lost = {gone.rank: gone.process for gone in membership.newly_lost(LOST_AFTER_S + 0.1)}
+    assert (lost[1], lost[2]) == ("alive", "ended")
 
 
 def test_all_relays_of_a_large_job_may_connect_before_its_ranks() -> None:

@@ -9,12 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agents.client import Client
-from agents.protocol import CommandState
+from agents.hub.telemetry.dropped import DroppedSteps
+from agents.protocol import MISSING_STEPS, CommandState, Hello
+from agents.rank.agent import Agent
+from agents.recording.reader import Recording
+from agents.rundir.runs import RECORD_FILE
 from agents.waiting import wait_for_command
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import Fleet, HubProcess, environment, poll_until
+from tests.unit.agents.fleet import Fleet, HubProcess, environment, make_hello, make_step, poll_until
 
 
 def applied(client: Client, fleet: Fleet, id: str) -> CommandState:
@@ -126,3 +131,84 @@ def test_a_lock_that_is_not_a_file_is_refused(tmp_path: Path, kind: str) -> None
     what = "a link" if kind == "link" else "not a regular file"
     assert f".hub.lock cannot be locked: .hub.lock is {what}" in ended.stderr
     assert precious.read_text() == "all I have"
+
+
+def test_steps_that_a_suspended_hub_did_not_take_are_one_warning_and_missing(
+    own_hub: HubProcess, opened: Opened
+) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(client, lambda: len(client.state.steps) == 2, fleet.turn)
+    poll_until(client, lambda: client.state.summaries[-1].step == fleet.step)
+    os.kill(own_hub.process.pid, signal.SIGSTOP)
+    began = fleet.step
+    while not all(agent.lost_records for agent in fleet.agents) or fleet.step < began + 6000:
+        fleet.turn()
+    os.kill(own_hub.process.pid, signal.SIGCONT)
+    events = client.state.events
+    poll_until(client, lambda: any(MISSING_STEPS in event.facts for event in events), fleet.turn)
+    (event,) = [event for event in events if MISSING_STEPS in event.facts]
+    first, last = event.facts["first_step"], event.facts["last_step"]
+    assert isinstance(first, int) and isinstance(last, int) and began < first < last < fleet.step
+    assert event.level == "warning"
+    assert event.text.startswith(f"records of the steps {first} to {last} are missing: 2 ranks dropped ")
+    assert not any(first < point[0] < last - 1 for point in client.state.points("loss"))
+    fleet.close()
+    own_hub.stop()
+    recording = Recording(own_hub.folder / RECORD_FILE)
+    assert len(list(recording.moments())) > 0 and recording.damage == [event.text]
+
+
+def test_a_gap_in_the_numbers_of_a_rank_is_what_it_has_dropped() -> None:
+    dropped = DroppedSteps()
+    one, other = make_hello(1, 2), make_hello(1, 2, process_start=7)
+
+    def send(hello: Hello, step: int, seq: int, lost: int = 0, all_noted: bool = True) -> None:
+        record = structs.replace(make_step(1, step), seq=seq, lost_records=lost)
+        dropped.note(hello, record, all_noted)
+
+    for step, seq in ((10, 1), (20, 2), (60, 6), (70, 7)):  # every tenth step
+        send(one, step, seq)
+    assert dropped.take(2.0) is None, "more gaps may follow"
+    event = dropped.take(2.0)
+    assert event and event.text == (
+        "records of the steps 21 to 59 are missing: rank 1 dropped 3 of them, because the hub did not take them in time"
+    )
+    assert dropped.take(2.0) is None
+    send(other, 1, 50)  # another process counts anew
+    send(other, 2, 51)
+    send(other, 9, 58, all_noted=False)  # a large world, in which the hub does not read each record
+    send(other, 12, 61, lost=2, all_noted=False)
+    assert dropped.take(2.0) is None
+    dropped.idle_s = 31.0
+    event = dropped.take(2.0)
+    assert event and event.facts[MISSING_STEPS] == 2 and event.text.endswith("(it did not run for 31 s)")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"run": "other"}, "rank 1 belongs to run other, but this hub serves run r"),
+        ({"world": 3}, "rank 1 has a world of 3 ranks, but this run has 2"),
+        ({"process_start": 5}, "rank 1 is already connected, as process"),
+    ],
+)
+def test_a_process_that_the_hub_refuses_is_told_so(
+    hub: HubProcess,
+    fleet: Fleet,
+    opened: Opened,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, object],
+    why: str,
+) -> None:
+    monkeypatch.setattr("agents.rank.hub_link.REFUSED_PAUSE_S", 0.5)
+    client = opened(Client(hub.endpoints.clients))
+    poll_until(client, lambda: len(client.state.hellos) == 4)
+    intruder = opened(Agent(hub.endpoints.ranks, fleet.doing))
+    intruder.introduce(make_hello(**{"rank": 1, "world": 4} | fields), None)  # type: ignore[arg-type]
+    why = why.replace("has 2", "has 4")
+    poll_until(
+        client, lambda: f"the hub refuses this rank, so the run does not show it: {why}" in caplog.text
+    )
+    assert caplog.text.count(why) == 1

@@ -8,23 +8,30 @@ from pathlib import Path
 import pytest
 
 from agents.loop import start_hub
+from agents.protocol.base import RunError
 from agents.rundir import hub_supervisor
+from agents.rundir.local_machine import this_host
 from agents.transport.curve_keys import KeyStore
 from agents.transport.reach import Reach
 from agents.transport.roles import Role
 
 
 class Machines:
-    """Two ranks in two threads, each with its own host name, and the `agree` function that they share."""
+    """Two ranks in two threads, each on its own machine, and the `agree` function that they share. Both machines have
+    the same host name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.shared = False  # whether the second machine is a container that sees the files of the first
         self._here = threading.local()
         self._said: dict[int, bytes] = {}
         self._both = threading.Barrier(2)
 
-    def host(self) -> str:
+    def file_system(self) -> str:
         return f"machine-{getattr(self._here, 'rank', 'x')}"
+
+    def answers(self, path: Path) -> bool:
+        return self.shared or self._here.rank == 0
 
     def agree(self, mine: bytes) -> Sequence[bytes]:
         self._said[self._here.rank] = mine
@@ -55,7 +62,9 @@ class Machines:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     made = Machines(tmp_path / "run")
     monkeypatch.setenv("COCKPIT_KEYS", str(tmp_path / "keys"))
-    monkeypatch.setattr(start_hub, "this_host", made.host)
+    monkeypatch.setattr(start_hub, "this_file_system", made.file_system)
+    monkeypatch.setattr(start_hub, "ANSWERS_S", 0.0)
+    monkeypatch.setattr(start_hub, "socket_answers", made.answers)
     monkeypatch.setattr(hub_supervisor, "own_address", lambda _: "127.0.0.1")
     return made
 
@@ -69,13 +78,23 @@ def test_ranks_of_another_machine_connect_over_tcp_with_a_key(machines: Machines
         assert second.key is not None and second.key.name == "cluster"
 
 
+def test_a_container_that_reaches_the_socket_of_the_hub_uses_it(machines: Machines) -> None:
+    machines.shared = True
+    with ExitStack() as stack:
+        first, second = machines.join(stack)
+        assert isinstance(first, Reach) and second == first and first.endpoint.startswith("ipc://")
+
+
 def test_without_a_key_ranks_of_another_machine_run_without_a_hub(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
         first, second = machines.join(stack)
         assert isinstance(first, Reach) and second is None
-    assert "the hub runs on machine-0, and this rank cannot reach it: this hub requires a key" in caplog.text
+    assert (
+        f"the hub runs on {this_host()}, and this rank cannot reach it: this hub requires a key"
+        in caplog.text
+    )
 
 
 def test_a_hub_that_cannot_start_is_reported_to_all_ranks(machines: Machines, tmp_path: Path) -> None:
@@ -84,4 +103,4 @@ def test_a_hub_that_cannot_start_is_reported_to_all_ranks(machines: Machines, tm
     machines.folder = tmp_path / "file" / "run"
     with ExitStack() as stack:
         first, second = machines.join(stack)
-    assert isinstance(first, OSError) and second is None
+    assert isinstance(first, RunError) and second is None

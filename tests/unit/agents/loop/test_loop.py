@@ -19,6 +19,7 @@ from agents.client import Client
 from agents.loop import join as loop_module
 from agents.loop import start_hub
 from agents.protocol import Ack, Command, Step, Summary
+from agents.rundir.hub_file import lock_for_hub
 from agents.transport.reach import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
@@ -95,6 +96,24 @@ def test_without_agree_ranks_report_and_have_no_knobs(tmp_path: Path) -> None:
         # The total is unknown, because rank 0 does not get the values of the other ranks.
         assert seen["summary"]["tokens_per_s"] is None
         assert seen["summary"]["loss"] == 2.0
+
+
+def test_two_loops_of_one_second_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))
+    monkeypatch.setattr("agents.rundir.run_folder.time.strftime", lambda *_: "20260101-000000")
+    with agents.join("one"), agents.join("one"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"one-20260101-000000", "one-20260101-000000-2"}
+
+
+def test_a_folder_that_another_job_uses_is_refused_with_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.rundir.hub_file.ENDING_S", 0.0)
+    with lock_for_hub(tmp_path), agents.join("one", run_dir=tmp_path) as loop, loop.step():
+        pass
+    assert f"the run has no hub: another hub already serves {tmp_path}: another job uses" in caplog.text
+    assert not (tmp_path / "hub.log").exists()
 
 
 def test_a_mistake_of_the_program_gets_one_sentence() -> None:

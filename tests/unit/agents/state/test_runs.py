@@ -2,19 +2,34 @@
 sentence."""
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agents import protocol
 from agents.rundir import runs
 from agents.rundir.failure_file import FAILURE_FILE, forget_failure, last_failure
-from agents.rundir.hub_file import HubFile, read_hub_file, remove_hub_file, write_hub_file
-from agents.rundir.local_machine import process_state
+from agents.rundir.hub_file import (
+    ElsewhereError,
+    HubFile,
+    check_readable,
+    folder_identity,
+    read_hub_file,
+    remove_hub_file,
+    write_hub_file,
+)
+from agents.rundir.local_machine import Machine, process_start, process_state, this_host, this_machine
+from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
+from agents.transport.addresses import Endpoints
 
 
 def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
@@ -22,7 +37,15 @@ def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubF
     sockets = folder / "s"
     folder.mkdir(parents=True)
     sockets.mkdir(mode=0o700)
-    hub = HubFile(name, "epoch", endpoints_in(sockets), pid, protocol.VERSION, started_s)
+    hub = HubFile(
+        name,
+        "epoch",
+        endpoints_in(sockets),
+        pid,
+        protocol.VERSION,
+        started_s,
+        folder=folder_identity(folder),
+    )
     write_hub_file(folder, hub)
     return hub
 
@@ -173,3 +196,78 @@ def test_a_failure_is_ignored_after_a_new_start(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write("2026-11-21 13:00:00 rank 5 was killed\n")
     assert last_failure(tmp_path) == "rank 5 was killed"
+
+
+def test_jobs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    named, beside = stamped(tmp_path, "r", 0.0), tmp_path / "beside"
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: make_folder(None, named), range(120)))
+    assert len(set(made)) == 120 and named in made and all(folder.is_dir() for folder in made)
+    (beside / stamped(beside, "s", 0.0).name).mkdir(parents=True)
+    made = [make_folder(None, stamped(tmp_path, "s", 0.0), beside=beside, number=77) for _ in range(2)]
+    assert [folder.name.rpartition("-")[2] for folder in made] == ["77", "2"]
+    assert sorted(path.name for path in beside.iterdir())[1:] == sorted(folder.name for folder in made)
+    assert not stamped(tmp_path, "s", 0.0).exists()
+    assert make_folder(made[0], named) == made[0]
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(RunError, match="cannot create the run's folder"):
+        make_folder(None, tmp_path / "link" / "r")
+
+
+def test_a_copy_of_a_live_runs_folder_is_not_the_run(tmp_path: Path) -> None:
+    hub = add_run(tmp_path, "live", os.getpid())
+    shutil.copytree(tmp_path / "live", tmp_path / "copy", copy_function=shutil.copy2)
+    shutil.copytree(tmp_path / "live" / "s", tmp_path / "copy" / "s", dirs_exist_ok=True)
+    with pytest.raises(RunError, match=r"no hub serves the run .*copy: it is a copy of the folder of a run"):
+        runs.resolve("copy", tmp_path)
+    assert {run.name: run.live for run in runs.list_runs(tmp_path)} == {"live": True, "copy": False}
+    assert runs.newest_live(tmp_path).name == "live"  # type: ignore[union-attr]
+    check_readable(tmp_path / "copy")
+    (tmp_path / "live").rename(tmp_path / "renamed")
+    assert read_hub_file(tmp_path / "renamed") == hub
+
+
+def elsewhere(tmp_path: Path, **fields: object) -> HubFile:
+    """A hub file, written as if by a hub on another machine with the same host name."""
+    hub = structs.replace(
+        add_run(tmp_path, "r", os.getpid()), host=this_host(), started_s=time.time(), **fields
+    )
+    write_hub_file(tmp_path / "r", hub)
+    return read_hub_file(tmp_path / "r")
+
+
+def test_a_host_name_is_not_a_machine(tmp_path: Path) -> None:
+    own = Machine.parse(this_machine())
+    hub = elsewhere(tmp_path, machine="another.machine.1")
+    assert not hub.here and not hub.live
+    with pytest.raises(ElsewhereError, match="listens only there"):
+        runs.resolve("r", tmp_path)
+    tcp = Endpoints("tcp://10.0.0.1:5", "tcp://10.0.0.1:5")
+    assert runs._reached(structs.replace(hub, tcp=tcp), tmp_path / "r") == tcp
+    restarted = structs.replace(hub, machine=f"{own.installation}.another.1")
+    assert not restarted.here, "a machine that was cloned, and that runs since before the hub started"
+    before = structs.replace(restarted, started_s=1.0)
+    assert before.here and not before.live, "this machine, before it was restarted"
+
+
+def test_a_hub_in_another_container_is_here_if_its_socket_answers(tmp_path: Path) -> None:
+    own = Machine.parse(this_machine())
+    hub = elsewhere(tmp_path, machine=f"{own.installation}.{own.boot}.1", pid=2**22 - 1)
+    assert not hub.here
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(hub.endpoints.directory / "clients"))
+        listening.listen()
+        assert hub.here and hub.live and runs.resolve("r", tmp_path) == hub.endpoints
+    private_tmp = structs.replace(
+        hub, machine=this_machine(), pid=os.getpid(), tcp=Endpoints("tcp://h:5", "t")
+    )
+    shutil.rmtree(hub.endpoints.directory)
+    assert private_tmp.live and runs._reached(private_tmp, tmp_path / "r") == private_tmp.tcp
+
+
+def test_a_process_that_has_the_id_of_an_ended_process_is_another(tmp_path: Path) -> None:
+    start = process_start(os.getpid())
+    assert start > 0 and process_state(os.getpid(), start) == "alive"
+    assert process_state(os.getpid(), start + 1) == "ended"
+    hub = elsewhere(tmp_path, machine=this_machine(), start=start)
+    assert hub.live and not structs.replace(hub, start=start + 1).live

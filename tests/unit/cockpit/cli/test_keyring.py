@@ -124,7 +124,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     assert address("r-1", operator=True).endpoint == found.endpoints.clients
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
-    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
+    monkeypatch.setattr(hub_file_module, "this_machine", lambda: "the.login.node")
     for name in ("r-1", None):
         there = address(name)
         assert there.endpoint == found.tcp.clients and there.key and there.key.name == "ann"
@@ -150,7 +150,7 @@ def test_a_hub_on_another_machine_is_reported_with_its_host(
     try:
         hub_file(process.folder)
         here = this_host()
-        monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
+        monkeypatch.setattr(hub_file_module, "this_machine", lambda: "the.login.node")
         assert run(["snapshot", "--run", "r-2"]) == 2
         assert f"runs on {here} and listens only there" in capsys.readouterr().err
     finally:
@@ -165,7 +165,7 @@ def test_a_recording_that_another_machine_writes_is_refused(
     can read it."""
     hub_file(hub.folder)
     here = this_host()
-    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
+    monkeypatch.setattr(hub_file_module, "this_machine", lambda: "the.login.node")
     for words in (
         ["replay", "r-1"],
         ["export", "r-1", "--format", "ndjson"],

@@ -16,7 +16,7 @@ from msgspec import structs
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Alert, Event, Gone, Update
-from agents.rundir.hub_file import HubFile, write_hub_file
+from agents.rundir.hub_file import HubFile, folder_identity, read_hub_file, write_hub_file
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in
 from cockpit.cli.main import run
@@ -80,6 +80,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (runs / "fifo-db").mkdir()
     os.mkfifo(runs / "fifo-db" / "run.db")
     return runs
+
+
+def test_a_copy_of_a_live_run_is_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    live = record(tmp_path / "live")
+    write_hub(live, os.getpid())
+    write_hub_file(live, structs.replace(read_hub_file(live), folder=folder_identity(live)))
+    shutil.copytree(live, tmp_path / "copy")
+    assert run(["runs", "--dir", str(tmp_path), "--json"]) == 0
+    found = by_name(capsys.readouterr().out.splitlines())
+    assert {name: one["state"] for name, one in found.items()} == {"live": "live", "copy": "recorded"}
 
 
 def by_name(lines: Iterable[str]) -> dict[str, dict[str, Any]]:

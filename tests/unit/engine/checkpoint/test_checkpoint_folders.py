@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import Value
+from agents.rundir.run_folder import make_folder
 from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import LOCK, lock_folder
 from engine.checkpoint.manifest import MANIFEST, PARTIAL, IncompleteError, Manifest, folder_name
 from engine.checkpoint.reading import complete_checkpoints, read
-from engine.checkpoint.resume_point import Start, find_start, is_restart, start_time, with_knob_values
+from engine.checkpoint.resume_point import (
+    Start,
+    find_start,
+    folder_of_job,
+    is_restart,
+    number_of_job,
+    start_time,
+    with_knob_values,
+)
 from engine.checkpoint.tensor_index import INDEX
 from engine.checkpoint.writing import prune, remove_partial, seal
 from engine.config.layout import Layout
@@ -294,6 +303,24 @@ def test_a_restart_by_torchrun(tmp_path: Path) -> None:
 def test_a_run_is_named_after_the_start_of_torchrun() -> None:
     under = {"TORCHELASTIC_RUN_ID": "x"}
     assert start_time(under, os.getpid()) == start_time(under, os.getpid()) < start_time({}, os.getpid())
+
+
+def test_two_jobs_of_torchrun_in_one_second_keep_their_folders(tmp_path: Path) -> None:
+    """Both times that torchrun starts the ranks of a job, the job finds its own folder."""
+    named = tmp_path / "demo-20260101-000000"
+    jobs = [{"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": port} for port in ("29500", "29501")]
+    numbers = [number_of_job(job, os.getpid()) for job in jobs]
+    assert len({*numbers, number_of_job(jobs[0], 1)}) == 3 and number_of_job({}, 1) is None
+    first, second = (make_folder(None, folder_of_job(named, number, False)) for number in numbers)
+    assert first == named and second.name == f"{named.name}-{numbers[1]}"
+    assert [folder_of_job(named, number, True) for number in numbers] == [first, second]
+
+
+def test_of_the_runs_of_one_second_the_last_is_the_newest(tmp_path: Path) -> None:
+    layout = load(DEMO, [f"run.dir={tmp_path}"])
+    for number in ("", "-2", "-10"):
+        save(tmp_path / f"demo-20250101-000000{number}" / "checkpoints", 2)
+    assert find(tmp_path, layout).run_dir == tmp_path / "demo-20250101-000000-10"
 
 
 def test_changed_knobs_keep_their_values(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import CHECKPOINT_STEP, Event, Gone, Hello, Update, Value
-from agents.rundir.local_machine import this_host
+from agents.rundir.local_machine import this_host, this_machine
 from cockpit.data.run_folders.final_summary import (
     duration_text,
     final_summary,
@@ -97,6 +97,10 @@ def test_the_folder_that_the_leader_names_counts_only_on_its_machine(tmp_path: P
     assert told_folder(store) is None  # the leader runs on node0
     leader = structs.replace(store.state.hellos[0], host=this_host())
     store.apply([leader])
+    assert told_folder(store) == tmp_path
+    store.apply([structs.replace(leader, machine="another.machine.1")])
+    assert told_folder(store) is None, "the machine has the same name"
+    store.apply([structs.replace(leader, host="renamed", machine=this_machine())])
     assert told_folder(store) == tmp_path
     store.apply([structs.replace(leader, facts={"folder": f"{tmp_path}\0"})])
     assert told_folder(store) is None

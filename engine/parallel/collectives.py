@@ -2,14 +2,18 @@
 
 gloo runs an all-gather or a reduce-scatter as a ring, which has the latency of P - 1 messages. One all-to-all of the
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
-gloo. With NCCL, `Axis` uses the native collectives.
+gloo. In an all-to-all, a rank sends P - 1 messages. In a group of more than `DIRECT_RANKS` ranks, the collectives of
+the control plane (all-gathers and small all-reduces that the rank waits for) therefore use recursive doubling, with
+log2 P messages. With NCCL, `Axis` uses the native collectives.
 
 These collectives are not differentiable; for differentiable ones see `engine/parallel/autograd_collectives.py`. P is
 the number of ranks. On an axis of size 1, no collective communicates.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,12 +21,20 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engine.collectives.choice import Choice
+from engine.collectives.halving import doubling_all_gather, doubling_all_reduce
 from engine.collectives.measured import DIRECT, TORCH
+from engine.collectives.port import Port
+from engine.collectives.tree import tree_reduce
 from engine.metering.clocks import Clock, Mark, WallClock
 from engine.metering.meter import Meter
 
 # Below this size, latency dominates a gloo all-reduce: one all-to-all with P times the bytes is faster.
 SMALL_ALL_REDUCE_BYTES = 1 << 20
+DIRECT_RANKS = (
+    16  # largest group in which one all-to-all is faster than log2 P messages that depend on one another
+)
+DOUBLING = "doubling"
+BACKGROUND = 1  # tag of the messages of `start_reduce`, which another thread sends and receives
 
 
 class AsyncCollective:
@@ -73,6 +85,32 @@ class AsyncCollective:
         axis.clock.between(self._start, wait_start if end is None else end, lane.add_hidden)
 
 
+class _InThread(dist.Work):
+    """A blocking collective that runs in a thread of its own."""
+
+    def __init__(self, collective: Callable[[], object]):
+        super().__init__()
+        self._collective = collective
+        self._done: torch.futures.Future[None] = torch.futures.Future()
+        # If a peer dies, the thread may never end, and must not keep the process from exiting.
+        threading.Thread(target=self._run, name="collective", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._collective()
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
+            self._done.set_exception(error)  # type: ignore[arg-type] # a Future of None
+        else:
+            self._done.set_result(None)
+
+    def get_future(self) -> torch.futures.Future[None]:
+        return self._done
+
+    def wait(self, timeout: object = None) -> bool:
+        self._done.wait()
+        return True
+
+
 class Axis:
     """One mesh axis on this rank: the process group, its size, this rank's index in it, and its collectives."""
 
@@ -94,6 +132,12 @@ class Axis:
     ) -> AbstractContextManager[None]:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
+    def port(self, tag: int = 0) -> Port:
+        """This rank's connection for point-to-point messages to the ranks of the axis. Messages with different tags may
+        be sent by different threads."""
+        assert self.group is not None
+        return Port.of(self.group, tag)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Stack the tensors [...] of all ranks into one tensor [P, ...]."""
         if self.size == 1:
@@ -101,7 +145,10 @@ class Axis:
         x = x.contiguous()
         out = x.new_empty((self.size, *x.shape))
         with self.metered("all-gather", (self.size - 1) * x.nbytes):
-            if self._gloo:
+            if self._gloo and self.size > DIRECT_RANKS:
+                out[self.rank] = x
+                doubling_all_gather(self.port(), out.view(-1))
+            elif self._gloo:
                 dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
             else:
                 dist.all_gather_into_tensor(out, x, group=self.group)
@@ -134,7 +181,7 @@ class Axis:
             with self.metered("all-reduce", self._all_reduce_bytes(x)):
                 dist.all_reduce(out, group=self.group)
         else:
-            self._sum_as_measured(out)
+            self._sum_by_messages(out)
         return out
 
     def direct_all_reduce(self, x: Tensor) -> Tensor:
@@ -147,18 +194,22 @@ class Axis:
     def _all_reduce_algorithm(self, x: Tensor) -> str:
         if self.choice:
             return self.choice.name(x.nbytes)
-        return DIRECT if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES else TORCH
+        if not self._gloo or x.nbytes * self.size > SMALL_ALL_REDUCE_BYTES:
+            return TORCH
+        return DIRECT if self.size <= DIRECT_RANKS else DOUBLING
 
     def _all_reduce_bytes(self, x: Tensor) -> int:
         return 2 * x.nbytes * (self.size - 1) // self.size
 
-    def _sum_as_measured(self, x: Tensor) -> int:
-        """Sum `x` over the ranks in place, with the fastest measured algorithm for this size. Return the number of
-        bytes that this rank sends."""
-        assert self.choice
-        sent = self.choice.sent_bytes(x)
+    def _sum_by_messages(self, x: Tensor) -> int:
+        """Sum `x` over the ranks in place, with the fastest measured algorithm for this size or, without measurements,
+        with recursive doubling. Return the number of bytes that the meter counts."""
+        sent = self.choice.sent_bytes(x) if self.choice else self._all_reduce_bytes(x)
         with self.metered("all-reduce", sent):
-            self.choice.all_reduce(x)
+            if self.choice:
+                self.choice.all_reduce(x)
+            else:
+                doubling_all_reduce(self.port(), x.view(-1))
         return sent
 
     def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
@@ -237,14 +288,14 @@ class Axis:
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
-    def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start gathering the `x` of every rank on rank `root` of the group. After the wait, the list returned on
-        `root` contains the tensors of all ranks; on other ranks it is empty."""
+    def start_reduce(self, x: Tensor, combine: Callable[[Tensor, Tensor], object]) -> AsyncCollective:
+        """Start reducing the `x` of all ranks to rank 0 of the group, along a binomial tree in another thread
+        (`tree_reduce`). After the wait, `x` is the result on rank 0, and a partial result on the other ranks. Wait for
+        it before starting the next one."""
         if self.size == 1:
-            return AsyncCollective(self, "gather", 0, ()), [x]
-        rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
-        work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
-        return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
+            return AsyncCollective(self, "reduce", 0, ())
+        work = _InThread(partial(tree_reduce, self.port(BACKGROUND), x, combine))
+        return AsyncCollective(self, "reduce", x.nbytes if self.rank else 0, (work,))
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
         """Start sending `x` to the next rank of the ring. After the wait, the returned tensor contains the previous
@@ -299,7 +350,7 @@ class Axis:
         sent, algorithm = self._all_reduce_bytes(x), self._all_reduce_algorithm(x)
         if algorithm not in (TORCH, DIRECT):
             # Its messages depend on one another, so nothing runs in the background.
-            return AsyncCollective(self, "all-reduce", self._sum_as_measured(x), ())
+            return AsyncCollective(self, "all-reduce", self._sum_by_messages(x), ())
         if not self._gloo:
             with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)

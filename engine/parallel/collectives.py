@@ -37,13 +37,18 @@ DOUBLING = "doubling"
 BACKGROUND = 1  # tag of the messages of `start_reduce`, which another thread sends and receives
 
 
-class AsyncCollective:
-    """A collective that runs in the background. `wait` meters the collective: its time counts as hidden before `wait`
-    is called, and as exposed in `wait`.
+# torch 2.13 has new names for these functions, and warns at each use of the old ones, the only ones of torch 2.11.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-    `wait` calls `finish` when the data has arrived. If `works` is empty, `wait` returns immediately. If `has_future` is
-    False, as for gloo's sends, no future reports completion, so the collective counts as running until `wait` is
-    called.
+
+class AsyncCollective:
+    """A collective that runs in the background. `wait` meters the collective: its time counts as hidden until it ends
+    or `wait` is called, and as exposed in `wait`.
+
+    `wait` calls `finish` when the data has arrived. If `works` is empty, `wait` returns immediately. If `watched` is
+    False, as for gloo's sends, whose end is not reported, the collective counts as running until `wait` is called.
+    `tensors`: the tensors that the collective reads and writes, which are kept until `wait` (`Clock.end_of`).
     """
 
     def __init__(
@@ -53,36 +58,32 @@ class AsyncCollective:
         sent_bytes: int,
         works: Sequence[dist.Work],
         finish: Callable[[], object] = lambda: None,
-        has_future: bool = True,
+        watched: bool = True,
         to: Mapping[int, int] | None = None,
+        tensors: Sequence[Tensor] = (),
     ):
         self._axis, self._kind, self.sent_bytes, self._to = axis, kind, sent_bytes, to
-        self._works, self._finish = works, finish
-        self._start = axis.clock.mark()
-        self._end: Mark = None
-        if works and has_future:
-            works[-1].get_future().add_done_callback(self._mark_end)
-
-    def _mark_end(self, _: object) -> None:
-        self._end = self._axis.clock.mark()
-
-    @property
-    def in_background(self) -> bool:
+        self._works, self._finish, self._tensors = works, finish, tensors
+        self.in_background = bool(works)
         """Whether the collective runs in the background, so that its result may be incomplete until `wait` returns.
         Collectives that do not run in the background are ordered by the device's stream."""
-        return bool(self._works)
+        self._start = axis.clock.mark()
+        self._end: Callable[[], Mark] = lambda: None
+        if works and watched:
+            self._end = axis.clock.end_of(works[-1], axis)
 
     def wait(self) -> None:
         if not self._works:
             return
-        axis, end = self._axis, self._end
+        axis = self._axis
         wait_start = axis.clock.mark()
         with axis.metered(self._kind, self.sent_bytes, self._to):
             for work in self._works:
                 work.wait()
             self._finish()
         lane = axis.meter.readings.lanes[axis.name]
-        axis.clock.between(self._start, wait_start if end is None else end, lane.add_hidden)
+        axis.clock.between(self._start, wait_start, lane.add_hidden, or_end=self._end())
+        self._works = self._tensors = ()
 
 
 class _InThread(dist.Work):
@@ -105,6 +106,9 @@ class _InThread(dist.Work):
 
     def get_future(self) -> torch.futures.Future[None]:
         return self._done
+
+    def is_completed(self) -> bool:
+        return self._done.done()
 
     def wait(self, timeout: object = None) -> bool:
         self._done.wait()
@@ -142,16 +146,23 @@ class Axis:
         """Stack the tensors [...] of all ranks into one tensor [P, ...]."""
         if self.size == 1:
             return x.unsqueeze(0)
-        x = x.contiguous()
-        out = x.new_empty((self.size, *x.shape))
         with self.metered("all-gather", (self.size - 1) * x.nbytes):
-            if self._gloo and self.size > DIRECT_RANKS:
+            if self._gloo and self.size <= DIRECT_RANKS:
+                return self.direct_all_gather(x)
+            x = x.contiguous()
+            out = x.new_empty((self.size, *x.shape))
+            if self._gloo:
                 out[self.rank] = x
                 doubling_all_gather(self.port(), out.view(-1))
-            elif self._gloo:
-                dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
             else:
-                dist.all_gather_into_tensor(out, x, group=self.group)
+                all_gather_single(out, x, group=self.group)
+        return out
+
+    def direct_all_gather(self, x: Tensor) -> Tensor:
+        """Stack the tensors [...] of all ranks into one tensor [P, ...]: every rank sends its tensor to every other
+        rank in one all-to-all. The bytes are not metered."""
+        out = x.new_empty((self.size, *x.shape))
+        dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -165,7 +176,7 @@ class Axis:
                 dist.all_to_all_single(rows, x, group=self.group)
                 return rows.sum(0)
             out = torch.empty_like(x[0])
-            dist.reduce_scatter_tensor(out, x, group=self.group)
+            reduce_scatter_single(out.view(-1), x.view(-1), group=self.group)
             return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -187,9 +198,7 @@ class Axis:
     def direct_all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks: every rank sends its whole tensor to every other rank in one all-to-all. The bytes are
         not metered."""
-        rows = x.new_empty((self.size, *x.shape))
-        dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
-        return rows.sum(0)
+        return self.direct_all_gather(x).sum(0)
 
     def _all_reduce_algorithm(self, x: Tensor) -> str:
         if self.choice:
@@ -231,7 +240,7 @@ class Axis:
         out = x.new_empty((sum(receive), *x.shape[1:]))
         to = self._bytes_to(x, send)
         work = dist.all_to_all_single(out, x, receive, send, group=self.group, async_op=True)
-        return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to), out
+        return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to, tensors=(x, out)), out
 
     def _bytes_to(self, x: Tensor, send: list[int]) -> dict[int, int]:
         """The number of bytes that this rank sends to each other rank in an all-to-all that sends `send[p]` rows of `x`
@@ -276,7 +285,7 @@ class Axis:
         out = torch.empty_like(x)
         if self._gloo or async_op:
             work = dist.all_to_all_single(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "exchange", sent, (work,)), out
+            return AsyncCollective(self, "exchange", sent, (work,), tensors=(x, out)), out
         with self.metered("exchange", sent):
             dist.all_to_all_single(out, x, group=self.group)
         return AsyncCollective(self, "exchange", sent, ()), out
@@ -309,9 +318,11 @@ class Axis:
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
             dist.P2POp(dist.irecv, received, group=self.group, group_peer=source),
         ]
-        return AsyncCollective(
-            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), has_future=False
-        ), received
+        works = dist.batch_isend_irecv(operations)
+        started = AsyncCollective(
+            self, "ring", x.nbytes, works, watched=not self._gloo, tensors=(x, received)
+        )
+        return started, received
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. With NCCL and
@@ -322,10 +333,10 @@ class Axis:
             work = dist.all_to_all_single(out.view(self.size, -1), copies, group=self.group, async_op=True)
             return AsyncCollective(self, "all-gather", sent, (work,))
         if async_op:
-            work = dist.all_gather_into_tensor(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "all-gather", sent, (work,))
+            work = all_gather_single(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "all-gather", sent, (work,), tensors=(x, out))
         with self.metered("all-gather", sent):
-            dist.all_gather_into_tensor(out, x, group=self.group)
+            all_gather_single(out, x, group=self.group)
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
@@ -338,10 +349,10 @@ class Axis:
             work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
             return AsyncCollective(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
         if async_op:
-            work = dist.reduce_scatter_tensor(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "reduce-scatter", sent, (work,))
+            work = reduce_scatter_single(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "reduce-scatter", sent, (work,), tensors=(x, out))
         with self.metered("reduce-scatter", sent):
-            dist.reduce_scatter_tensor(out, x, group=self.group)
+            reduce_scatter_single(out, x, group=self.group)
         return AsyncCollective(self, "reduce-scatter", sent, ())
 
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
@@ -375,4 +386,4 @@ class Axis:
             for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
             if work is not None
         ]
-        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, has_future=False), rows
+        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, watched=False), rows

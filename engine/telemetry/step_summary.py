@@ -64,11 +64,9 @@ _HEAD = (
 
 
 def _combine(mine: Tensor, other: Tensor) -> None:
-    """Add another rank's vector to `mine`, in place. This runs in a new thread, where torch would start a thread pool,
-    and numpy does not."""
-    x, y = mine.numpy(), other.numpy()
-    x[0] = np.maximum(x[0], y[0])
-    x[1:] += y[1:]
+    """Combine another rank's vector with `mine`, in place."""
+    mine[0] = torch.maximum(mine[0], other[0])
+    mine[1:] += other[1:]
 
 
 class StepSummaries:

@@ -61,9 +61,11 @@ class Watch:
     def _listen_to_collectives(self) -> None:
         import torch.distributed as dist
 
-        from agents.wrap.sensors.traffic import COLLECTIVES
+        from agents.wrap.sensors.traffic import COLLECTIVES, RENAMED
 
         for name, collective in COLLECTIVES.items():
+            if hasattr(dist, RENAMED.get(name, "")):
+                continue
 
             def around(original: Any, *args: Any, _collective: Any = collective, **kwargs: Any) -> Any:
                 return self._collective(_collective, original, args, kwargs)

@@ -18,15 +18,19 @@ class Transport(Protocol):
 
 
 class GroupTransport:
-    """Sends and receives messages over a torch process group (gloo or NCCL)."""
+    """Sends and receives messages over a torch process group (gloo or NCCL). With gloo, messages with different tags
+    can be in flight at the same time, such as those of two threads."""
 
-    def __init__(self, group: ProcessGroup):
-        self._group = group
+    def __init__(self, group: ProcessGroup, tag: int = 0):
+        self._group, self._tag = group, tag
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
         # In a batch, NCCL uses the group's communicator instead of creating one for the pair.
         pairs = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
-        operations = [dist.P2POp(call, x, group=self._group, group_peer=peer) for call, (peer, x) in pairs]
+        operations = [
+            dist.P2POp(call, x, group=self._group, tag=self._tag, group_peer=peer)
+            for call, (peer, x) in pairs
+        ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
 
@@ -54,9 +58,9 @@ class Port:
         self.traffic = traffic or Traffic()
 
     @classmethod
-    def of(cls, group: ProcessGroup) -> "Port":
+    def of(cls, group: ProcessGroup, tag: int = 0) -> "Port":
         """A `Port` through which this rank exchanges messages with all ranks of a process group."""
-        return cls(GroupTransport(group), range(group.size()), group.rank())
+        return cls(GroupTransport(group, tag), range(group.size()), group.rank())
 
     def among(self, members: Sequence[int]) -> "Port":
         """A `Port` to some of the members, which must include this rank. Both objects count their messages in the same

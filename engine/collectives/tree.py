@@ -7,8 +7,11 @@ pass through rank 0.
 Tree (Chan et al. 2007, minimum-spanning-tree broadcast and reduce): in the step with distance d = 1, 2, 4, ..., each
 rank a + d, where a is a multiple of 2d, sends its sum to rank a. The result is sent back along the same edges of the
 tree. The whole all-reduce takes 2 ceil(log2 P) steps of n bytes. The sum over ranks [a, a + 2d) is the sum over [a, a +
-d) plus the sum over [a + d, a + 2d).
+d) plus the sum over [a + d, a + 2d). A reduction to rank 0 (`tree_reduce`) is the first half: rank 0 receives ceil(log2
+P) messages, and every other rank sends one.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,14 +63,24 @@ def naive_all_gather(port: Port, x: Tensor) -> None:
     _send_whole(port, x)
 
 
-def tree_all_reduce(port: Port, x: Tensor) -> None:
-    below = children(port.rank, port.size)
-    parent = port.rank & (port.rank - 1)  # the number without its lowest set bit
+def _parent(rank: int) -> int:
+    return rank & (rank - 1)  # the number without its lowest set bit
+
+
+def tree_reduce(port: Port, x: Tensor, combine: Callable[[Tensor, Tensor], object] = Tensor.add_) -> None:
+    """Reduce the ranks' buffers to rank 0. `combine(x, other)` adds another rank's buffer to `x`, in place; it must be
+    associative. Afterwards `x` is complete on rank 0, and a partial result on the other ranks."""
     received = torch.empty_like(x)
-    for child in below:
-        port.add_from(child, x, received)
+    for child in children(port.rank, port.size):
+        port.exchange([], [(child, received)])
+        combine(x, received)
     if port.rank:
-        port.exchange([(parent, x)])
-        port.exchange([], [(parent, x)])
-    for child in reversed(below):
+        port.exchange([(_parent(port.rank), x)])
+
+
+def tree_all_reduce(port: Port, x: Tensor) -> None:
+    tree_reduce(port, x)
+    if port.rank:
+        port.exchange([], [(_parent(port.rank), x)])
+    for child in reversed(children(port.rank, port.size)):
         port.exchange([(child, x)])

@@ -6,13 +6,15 @@ the host does not wait.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 Mark = Any  # seconds or an event, depending on the clock
 Callback = Callable[[float], object]
@@ -26,9 +28,14 @@ class Clock(Protocol):
         """Record a mark for measuring idle time. Between two such marks, `between` counts only idle time: on the CPU it
         leaves out the CPU time of this thread; on a GPU no work may be queued on the stream between the marks."""
 
-    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
-        """Call `callback` with the seconds from `begin` to `end`: immediately, or in `collect` once both marks have
-        completed."""
+    def end_of(self, work: dist.Work, lane: Hashable) -> Callable[[], Mark]:
+        """Watch a collective that has just started. The returned function returns the mark of its end, or None if it
+        has not ended. Collectives with the same `lane` end in the order in which they start. On a GPU, the caller must
+        keep the collective's tensors until the stream that uses them waits for it."""
+
+    def between(self, begin: Mark, end: Mark, callback: Callback, or_end: Mark = None) -> None:
+        """Call `callback` with the seconds from `begin` to `end` or, if that is earlier, to `or_end`: immediately, or
+        in `collect` once all these marks have completed."""
 
     def start_step(self) -> None:
         """Start a step. The caller must not pass marks of earlier steps to `between` afterwards."""
@@ -48,8 +55,13 @@ class WallClock:
         sends and receives, so idle time measures the wait for other ranks."""
         return time.perf_counter() - time.thread_time()
 
-    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
-        callback(end - begin)
+    def end_of(self, work: dist.Work, lane: Hashable) -> Callable[[], Mark]:
+        ended: list[Mark] = []
+        work.get_future().add_done_callback(lambda _: ended.append(self.mark()))
+        return lambda: ended[0] if ended else None
+
+    def between(self, begin: Mark, end: Mark, callback: Callback, or_end: Mark = None) -> None:
+        callback((end if or_end is None else min(end, or_end)) - begin)
 
     def start_step(self) -> None:
         pass
@@ -71,7 +83,12 @@ class Event(Protocol):
 @dataclass
 class _Step:
     events: list[Event] = field(default_factory=list)
-    pending: deque[tuple[Event, Event, Callback]] = field(default_factory=deque)
+    pending: deque[tuple[Event, list[Event], Callback]] = field(default_factory=deque)
+
+
+def _new_stream() -> AbstractContextManager[object]:
+    """A context manager in which a new CUDA stream is the current stream."""
+    return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
 
 class EventClock:
@@ -79,12 +96,17 @@ class EventClock:
 
     Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind the
     host, the measurements of the oldest step are dropped, so that the number of events stays bounded.
+
+    `make` creates an event, `aside` a context manager for work on a stream of its own.
     """
 
     STEPS = 4
 
-    def __init__(self, make: Callable[[], Event]):
+    def __init__(
+        self, make: Callable[[], Event], aside: Callable[[], AbstractContextManager[object]] = _new_stream
+    ):
         self._make = make
+        self._aside = defaultdict[Hashable, AbstractContextManager[object]](aside)  # by lane
         self._free: list[Event] = []
         self._steps = deque([_Step()])
 
@@ -99,8 +121,18 @@ class EventClock:
         stream waits for other ranks or for the host."""
         return self.mark()
 
-    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
-        self._steps[-1].pending.append((begin, end, callback))
+    def end_of(self, work: dist.Work, lane: Hashable) -> Callable[[], Mark]:
+        """The mark is recorded on another stream, which waits for the collective. A callback of the collective's future
+        would not do: before it runs it, torch records every output of the collective on a stream of its pool, which
+        delays the reuse of their memory."""
+        with self._aside[lane]:
+            work.wait()
+            mark = self.mark()
+        return lambda: mark
+
+    def between(self, begin: Mark, end: Mark, callback: Callback, or_end: Mark = None) -> None:
+        ends = [end] if or_end is None else [end, or_end]
+        self._steps[-1].pending.append((begin, ends, callback))
 
     def start_step(self) -> None:
         self._steps.append(_Step())
@@ -110,9 +142,10 @@ class EventClock:
 
     def collect(self) -> None:
         for step in self._steps:
-            while step.pending and all(event.query() for event in step.pending[0][:2]):
-                begin, end, callback = step.pending.popleft()
-                callback(begin.elapsed_time(end) / 1e3)  # elapsed_time is in milliseconds
+            while step.pending and all(event.query() for event in (step.pending[0][0], *step.pending[0][1])):
+                begin, ends, callback = step.pending.popleft()
+                # In milliseconds. A short collective may end before the stream that launched it reaches `begin`.
+                callback(max(0.0, min(begin.elapsed_time(end) for end in ends)) / 1e3)
         while len(self._steps) > 1 and not self._steps[0].pending:
             self._free += self._steps.popleft().events
 

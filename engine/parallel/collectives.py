@@ -2,14 +2,18 @@
 
 gloo runs an all-gather or a reduce-scatter as a ring, which has the latency of P - 1 messages. One all-to-all of the
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
-gloo. With NCCL, `Axis` uses the native collectives.
+gloo. In an all-to-all, a rank sends P - 1 messages. In a group of more than `DIRECT_RANKS` ranks, the collectives of
+the control plane (all-gathers and small all-reduces that the rank waits for) therefore use recursive doubling, with
+log2 P messages. With NCCL, `Axis` uses the native collectives.
 
 These collectives are not differentiable; for differentiable ones see `engine/parallel/autograd_collectives.py`. P is
 the number of ranks. On an axis of size 1, no collective communicates.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,21 +21,34 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engine.collectives.choice import Choice
+from engine.collectives.halving import doubling_all_gather, doubling_all_reduce
 from engine.collectives.measured import DIRECT, TORCH
+from engine.collectives.port import Port
+from engine.collectives.tree import tree_reduce
 from engine.metering.clocks import Clock, Mark, WallClock
 from engine.metering.meter import Meter
 
 # Below this size, latency dominates a gloo all-reduce: one all-to-all with P times the bytes is faster.
 SMALL_ALL_REDUCE_BYTES = 1 << 20
+DIRECT_RANKS = (
+    16  # largest group in which one all-to-all is faster than log2 P messages that depend on one another
+)
+DOUBLING = "doubling"
+BACKGROUND = 1  # tag of the messages of `start_reduce`, which another thread sends and receives
+
+
+# torch 2.13 has new names for these functions, and warns at each use of the old ones, the only ones of torch 2.11.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters the collective: its time counts as hidden before `wait`
-    is called, and as exposed in `wait`.
+    """A collective that runs in the background. `wait` meters the collective: its time counts as hidden until it ends
+    or `wait` is called, and as exposed in `wait`.
 
-    `wait` calls `finish` when the data has arrived. If `works` is empty, `wait` returns immediately. If `has_future` is
-    False, as for gloo's sends, no future reports completion, so the collective counts as running until `wait` is
-    called.
+    `wait` calls `finish` when the data has arrived. If `works` is empty, `wait` returns immediately. If `watched` is
+    False, as for gloo's sends, whose end is not reported, the collective counts as running until `wait` is called.
+    `tensors`: the tensors that the collective reads and writes, which are kept until `wait` (`Clock.end_of`).
     """
 
     def __init__(
@@ -41,36 +58,61 @@ class AsyncCollective:
         sent_bytes: int,
         works: Sequence[dist.Work],
         finish: Callable[[], object] = lambda: None,
-        has_future: bool = True,
+        watched: bool = True,
         to: Mapping[int, int] | None = None,
+        tensors: Sequence[Tensor] = (),
     ):
         self._axis, self._kind, self.sent_bytes, self._to = axis, kind, sent_bytes, to
-        self._works, self._finish = works, finish
-        self._start = axis.clock.mark()
-        self._end: Mark = None
-        if works and has_future:
-            works[-1].get_future().add_done_callback(self._mark_end)
-
-    def _mark_end(self, _: object) -> None:
-        self._end = self._axis.clock.mark()
-
-    @property
-    def in_background(self) -> bool:
+        self._works, self._finish, self._tensors = works, finish, tensors
+        self.in_background = bool(works)
         """Whether the collective runs in the background, so that its result may be incomplete until `wait` returns.
         Collectives that do not run in the background are ordered by the device's stream."""
-        return bool(self._works)
+        self._start = axis.clock.mark()
+        self._end: Callable[[], Mark] = lambda: None
+        if works and watched:
+            self._end = axis.clock.end_of(works[-1], axis)
 
     def wait(self) -> None:
         if not self._works:
             return
-        axis, end = self._axis, self._end
+        axis = self._axis
         wait_start = axis.clock.mark()
         with axis.metered(self._kind, self.sent_bytes, self._to):
             for work in self._works:
                 work.wait()
             self._finish()
         lane = axis.meter.readings.lanes[axis.name]
-        axis.clock.between(self._start, wait_start if end is None else end, lane.add_hidden)
+        axis.clock.between(self._start, wait_start, lane.add_hidden, or_end=self._end())
+        self._works = self._tensors = ()
+
+
+class _InThread(dist.Work):
+    """A blocking collective that runs in a thread of its own."""
+
+    def __init__(self, collective: Callable[[], object]):
+        super().__init__()
+        self._collective = collective
+        self._done: torch.futures.Future[None] = torch.futures.Future()
+        # If a peer dies, the thread may never end, and must not keep the process from exiting.
+        threading.Thread(target=self._run, name="collective", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._collective()
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
+            self._done.set_exception(error)  # type: ignore[arg-type] # a Future of None
+        else:
+            self._done.set_result(None)
+
+    def get_future(self) -> torch.futures.Future[None]:
+        return self._done
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+    def wait(self, timeout: object = None) -> bool:
+        self._done.wait()
+        return True
 
 
 class Axis:
@@ -94,17 +136,33 @@ class Axis:
     ) -> AbstractContextManager[None]:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
+    def port(self, tag: int = 0) -> Port:
+        """This rank's connection for point-to-point messages to the ranks of the axis. Messages with different tags may
+        be sent by different threads."""
+        assert self.group is not None
+        return Port.of(self.group, tag)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Stack the tensors [...] of all ranks into one tensor [P, ...]."""
         if self.size == 1:
             return x.unsqueeze(0)
-        x = x.contiguous()
-        out = x.new_empty((self.size, *x.shape))
         with self.metered("all-gather", (self.size - 1) * x.nbytes):
+            if self._gloo and self.size <= DIRECT_RANKS:
+                return self.direct_all_gather(x)
+            x = x.contiguous()
+            out = x.new_empty((self.size, *x.shape))
             if self._gloo:
-                dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
+                out[self.rank] = x
+                doubling_all_gather(self.port(), out.view(-1))
             else:
-                dist.all_gather_into_tensor(out, x, group=self.group)
+                all_gather_single(out, x, group=self.group)
+        return out
+
+    def direct_all_gather(self, x: Tensor) -> Tensor:
+        """Stack the tensors [...] of all ranks into one tensor [P, ...]: every rank sends its tensor to every other
+        rank in one all-to-all. The bytes are not metered."""
+        out = x.new_empty((self.size, *x.shape))
+        dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -118,7 +176,7 @@ class Axis:
                 dist.all_to_all_single(rows, x, group=self.group)
                 return rows.sum(0)
             out = torch.empty_like(x[0])
-            dist.reduce_scatter_tensor(out, x, group=self.group)
+            reduce_scatter_single(out.view(-1), x.view(-1), group=self.group)
             return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -134,31 +192,33 @@ class Axis:
             with self.metered("all-reduce", self._all_reduce_bytes(x)):
                 dist.all_reduce(out, group=self.group)
         else:
-            self._sum_as_measured(out)
+            self._sum_by_messages(out)
         return out
 
     def direct_all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks: every rank sends its whole tensor to every other rank in one all-to-all. The bytes are
         not metered."""
-        rows = x.new_empty((self.size, *x.shape))
-        dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
-        return rows.sum(0)
+        return self.direct_all_gather(x).sum(0)
 
     def _all_reduce_algorithm(self, x: Tensor) -> str:
         if self.choice:
             return self.choice.name(x.nbytes)
-        return DIRECT if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES else TORCH
+        if not self._gloo or x.nbytes * self.size > SMALL_ALL_REDUCE_BYTES:
+            return TORCH
+        return DIRECT if self.size <= DIRECT_RANKS else DOUBLING
 
     def _all_reduce_bytes(self, x: Tensor) -> int:
         return 2 * x.nbytes * (self.size - 1) // self.size
 
-    def _sum_as_measured(self, x: Tensor) -> int:
-        """Sum `x` over the ranks in place, with the fastest measured algorithm for this size. Return the number of
-        bytes that this rank sends."""
-        assert self.choice
-        sent = self.choice.sent_bytes(x)
+    def _sum_by_messages(self, x: Tensor) -> int:
+        """Sum `x` over the ranks in place, with the fastest measured algorithm for this size or, without measurements,
+        with recursive doubling. Return the number of bytes that the meter counts."""
+        sent = self.choice.sent_bytes(x) if self.choice else self._all_reduce_bytes(x)
         with self.metered("all-reduce", sent):
-            self.choice.all_reduce(x)
+            if self.choice:
+                self.choice.all_reduce(x)
+            else:
+                doubling_all_reduce(self.port(), x.view(-1))
         return sent
 
     def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
@@ -180,7 +240,7 @@ class Axis:
         out = x.new_empty((sum(receive), *x.shape[1:]))
         to = self._bytes_to(x, send)
         work = dist.all_to_all_single(out, x, receive, send, group=self.group, async_op=True)
-        return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to), out
+        return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to, tensors=(x, out)), out
 
     def _bytes_to(self, x: Tensor, send: list[int]) -> dict[int, int]:
         """The number of bytes that this rank sends to each other rank in an all-to-all that sends `send[p]` rows of `x`
@@ -225,7 +285,7 @@ class Axis:
         out = torch.empty_like(x)
         if self._gloo or async_op:
             work = dist.all_to_all_single(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "exchange", sent, (work,)), out
+            return AsyncCollective(self, "exchange", sent, (work,), tensors=(x, out)), out
         with self.metered("exchange", sent):
             dist.all_to_all_single(out, x, group=self.group)
         return AsyncCollective(self, "exchange", sent, ()), out
@@ -237,14 +297,14 @@ class Axis:
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
-    def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start gathering the `x` of every rank on rank `root` of the group. After the wait, the list returned on
-        `root` contains the tensors of all ranks; on other ranks it is empty."""
+    def start_reduce(self, x: Tensor, combine: Callable[[Tensor, Tensor], object]) -> AsyncCollective:
+        """Start reducing the `x` of all ranks to rank 0 of the group, along a binomial tree in another thread
+        (`tree_reduce`). After the wait, `x` is the result on rank 0, and a partial result on the other ranks. Wait for
+        it before starting the next one."""
         if self.size == 1:
-            return AsyncCollective(self, "gather", 0, ()), [x]
-        rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
-        work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
-        return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
+            return AsyncCollective(self, "reduce", 0, ())
+        work = _InThread(partial(tree_reduce, self.port(BACKGROUND), x, combine))
+        return AsyncCollective(self, "reduce", x.nbytes if self.rank else 0, (work,))
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
         """Start sending `x` to the next rank of the ring. After the wait, the returned tensor contains the previous
@@ -258,9 +318,11 @@ class Axis:
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
             dist.P2POp(dist.irecv, received, group=self.group, group_peer=source),
         ]
-        return AsyncCollective(
-            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), has_future=False
-        ), received
+        works = dist.batch_isend_irecv(operations)
+        started = AsyncCollective(
+            self, "ring", x.nbytes, works, watched=not self._gloo, tensors=(x, received)
+        )
+        return started, received
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. With NCCL and
@@ -271,10 +333,10 @@ class Axis:
             work = dist.all_to_all_single(out.view(self.size, -1), copies, group=self.group, async_op=True)
             return AsyncCollective(self, "all-gather", sent, (work,))
         if async_op:
-            work = dist.all_gather_into_tensor(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "all-gather", sent, (work,))
+            work = all_gather_single(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "all-gather", sent, (work,), tensors=(x, out))
         with self.metered("all-gather", sent):
-            dist.all_gather_into_tensor(out, x, group=self.group)
+            all_gather_single(out, x, group=self.group)
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
@@ -287,10 +349,10 @@ class Axis:
             work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
             return AsyncCollective(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
         if async_op:
-            work = dist.reduce_scatter_tensor(out, x, group=self.group, async_op=True)
-            return AsyncCollective(self, "reduce-scatter", sent, (work,))
+            work = reduce_scatter_single(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "reduce-scatter", sent, (work,), tensors=(x, out))
         with self.metered("reduce-scatter", sent):
-            dist.reduce_scatter_tensor(out, x, group=self.group)
+            reduce_scatter_single(out, x, group=self.group)
         return AsyncCollective(self, "reduce-scatter", sent, ())
 
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
@@ -299,7 +361,7 @@ class Axis:
         sent, algorithm = self._all_reduce_bytes(x), self._all_reduce_algorithm(x)
         if algorithm not in (TORCH, DIRECT):
             # Its messages depend on one another, so nothing runs in the background.
-            return AsyncCollective(self, "all-reduce", self._sum_as_measured(x), ())
+            return AsyncCollective(self, "all-reduce", self._sum_by_messages(x), ())
         if not self._gloo:
             with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)
@@ -324,4 +386,4 @@ class Axis:
             for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
             if work is not None
         ]
-        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, has_future=False), rows
+        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, watched=False), rows

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -13,13 +14,17 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def with_layout_of(tensor: Tensor, shard: Tensor) -> Tensor:
-    """`shard` as a DTensor with the shape and placements of `tensor`; `shard` itself if `tensor` is a plain tensor."""
+def with_layout_of(tensor: Tensor, shard: Tensor, mesh: DeviceMesh | None = None) -> Tensor:
+    """`shard` as a DTensor with the shape and placements of `tensor`; `shard` itself if `tensor` is a plain tensor.
+    `mesh`: the mesh of the result; default: that of `tensor`. It must be a mesh of the shard's device, because torch
+    would copy the shard to the mesh's device."""
     if not isinstance(tensor, DTensor):
         return shard
+    mesh = tensor.device_mesh if mesh is None else mesh
+    assert shard.device.type in (mesh.device_type, "meta"), (shard.device, mesh)
     return DTensor.from_local(
         shard,
-        tensor.device_mesh,
+        mesh,
         tensor.placements,
         run_check=False,
         shape=tensor.shape,

@@ -61,18 +61,20 @@ class World:
         # A separate gloo group, because the vote on knobs and the statistics overlap with the collectives of
         # the step.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
+        # All ranks, over the device's back end: for sums that the step waits for, such as the gradient norm.
+        self.all_ranks = Axis("control", dist.group.WORLD, meter)
 
     def use_measured_all_reduces(self, path: str) -> None:
         """From now on, use the algorithms that rank 0's hardware file selects for the all-reduces of all axes except
-        `control`, the gloo group of all ranks for votes and statistics. All ranks must call this. Rank 0 raises
-        RefusedError if it cannot use the file."""
+        `control`, the groups of all ranks for votes, statistics and the gradient norm. All ranks must call this. Rank 0
+        raises RefusedError if it cannot use the file."""
         shared: list[bytes | None] = [None]
         if self.rank == 0:
             shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]
         dist.broadcast_object_list(shared, group=self.control.group, group_src=0)
         rows = msgspec.json.decode(shared[0] or b"", type=tuple[MeasuredCollective, ...])
         for axis in self._axes:
-            if axis.group is not None and axis is not self.control:
+            if axis.group is not None and axis.name != self.control.name:
                 axis.choice = Choice(rows, axis.group)
 
     @property

@@ -15,7 +15,7 @@ from engine.collectives.port import Port
 from engine.collectives.table import algorithm, names
 from engine.launch.rank_main import join_process_group
 from engine.metering.meter import Meter
-from engine.parallel.collectives import Axis
+from engine.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from engine.probe.report import RESULT, Measured, Settings, Trial
 from engine.probe.stopwatch import Operation, Stopped, Stopwatch
 from engine.rendezvous import RankContext, usable_cores
@@ -92,8 +92,8 @@ def _own(axis: Axis, x: torch.Tensor, part: torch.Tensor) -> Iterator[tuple[tupl
     methods of `Axis` that run the same collective as one all-to-all on gloo (`DIRECT`)."""
     group = axis.group
     yield ("all_reduce", TORCH), lambda: dist.all_reduce(x, group=group)
-    yield ("reduce_scatter", TORCH), lambda: dist.reduce_scatter_tensor(part, x, group=group)
-    yield ("all_gather", TORCH), lambda: dist.all_gather_into_tensor(x, part, group=group)
+    yield ("reduce_scatter", TORCH), lambda: reduce_scatter_single(part, x, group=group)
+    yield ("all_gather", TORCH), lambda: all_gather_single(x, part, group=group)
     yield ("all_reduce", DIRECT), lambda: axis.direct_all_reduce(x)
     yield ("reduce_scatter", DIRECT), lambda: axis.reduce_scatter(x.view(axis.size, -1))
-    yield ("all_gather", DIRECT), lambda: axis.all_gather(part)
+    yield ("all_gather", DIRECT), lambda: axis.direct_all_gather(part)

@@ -57,8 +57,8 @@ class Reporting:
             self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations, busy_s)
 
     def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
-        """Start gathering the step's summary on rank 0. The summary is completed by `publish`, which is called after
-        the next step."""
+        """Start reducing the ranks' measurements to the step's summary on rank 0. The summary is completed by
+        `publish`, which is called after the next step."""
         self.summaries.gather(self._meter.readings, measured, conditions)
 
     def publish(self) -> Summary | None:

@@ -153,7 +153,7 @@ class Saving:
         return self._computation.world.rank == LEADER
 
     def _anywhere(self, here: bool) -> bool:
-        return bool(self._computation.world.control.all_gather(torch.tensor([here])).any())
+        return bool(self._computation.world.control.all_reduce(torch.tensor(int(here))))
 
     def _state(self) -> State:
         computation = self._computation

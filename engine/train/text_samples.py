@@ -93,8 +93,8 @@ class TextSamples:
         done = generate(model, torch.tensor([prompt.ids]), prompt.tokens, choice, end)
         item = model.caches.dtype.itemsize
         formula = cache_bytes(layout.model, len(computation.layers), layout.grid.tp, positions, 1, item)
-        found = world.control.all_gather(torch.tensor([model.caches.bytes, formula]))
-        return Report(done, *found.sum(0).tolist())
+        found = world.control.all_reduce(torch.tensor([model.caches.bytes, formula]))
+        return Report(done, *found.tolist())
 
 
 def _text(prompt: Prompt, done: Generated) -> str:

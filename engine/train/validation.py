@@ -52,7 +52,7 @@ class Validation:
         Collective over all ranks."""
         with evaluation(self._computation, self._meter):
             mine = self._sum()
-        total = float(self._world.control.all_gather(mine.double().cpu()).sum())
+        total = float(self._world.all_ranks.all_reduce(mine.double()))
         return total / (self._layout.validation.sequences * self._layout.model.seq_len)
 
     def _sum(self) -> Tensor:

@@ -63,8 +63,10 @@ COLLECTIVES: Mapping[str, Collective] = {
     "broadcast": Collective(0, "tensor", 2, _part),
     "reduce": Collective(0, "tensor", 3, _part),
     "all_gather": Collective(1, "tensor", 2, _times_others),
+    "all_gather_single": Collective(1, "input_tensor", 2, _times_others),
     "all_gather_into_tensor": Collective(1, "input_tensor", 2, _times_others),
     "reduce_scatter": Collective(0, "output", 3, _times_others),
+    "reduce_scatter_single": Collective(0, "output", 3, _times_others),
     "reduce_scatter_tensor": Collective(0, "output", 3, _times_others),
     "all_to_all_single": Collective(1, "input", 4, _part),  # counted as if split evenly
     "all_to_all": Collective(1, "input_tensor_list", 2, _parts),
@@ -74,6 +76,8 @@ COLLECTIVES: Mapping[str, Collective] = {
     "irecv": Collective(0, "tensor", 2, _nothing),
     "barrier": Collective(-1, "", 0, _nothing),
 }
+# Names in torch 2.13, where the functions with the old names call those with the new ones.
+RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 
 
 class StepTraffic:

@@ -49,7 +49,7 @@ class GradientNorm:
         self._weighted = [(p, 0.0 if id(p) in duplicates else 1.0 / count) for p, count in copies]
 
     def __call__(self) -> Tensor:
-        """Compute the 2-norm; the result is the same on every rank."""
+        """Compute the 2-norm, on the rank's device; the result is bit-identical on all ranks."""
         by_weight: dict[float, list[Tensor]] = {}
         for parameter, weight in self._weighted:
             if parameter.grad is not None:
@@ -58,7 +58,7 @@ class GradientNorm:
         for weight, grads in by_weight.items():
             norms = torch.stack(torch._foreach_norm(grads))
             squares += weight * norms.square().sum()
-        return self._world.control.all_gather(squares.cpu()).sum().sqrt()
+        return self._world.all_ranks.all_reduce(squares).sqrt()
 
     def gradients(self) -> list[Tensor]:
         """This rank's shards of all gradients."""

@@ -18,7 +18,7 @@ def measure(context: RankContext) -> None:
     import torch.distributed as dist
 
     from engine.metering.meter import Meter
-    from engine.parallel.collectives import Axis
+    from engine.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     world = dist.group.WORLD
@@ -29,10 +29,10 @@ def measure(context: RankContext) -> None:
     pairs = {
         "all-reduce": (lambda: dist.all_reduce(x), lambda: axis.all_reduce(x)),
         "reduce-scatter": (
-            lambda: dist.reduce_scatter_tensor(part, rows.view(-1)),
+            lambda: reduce_scatter_single(part, rows.view(-1)),
             lambda: axis.reduce_scatter(rows),
         ),
-        "all-gather": (lambda: dist.all_gather_into_tensor(everything, x), lambda: axis.all_gather(x)),
+        "all-gather": (lambda: all_gather_single(everything, x), lambda: axis.all_gather(x)),
     }
     for name, forms in pairs.items():
         took: tuple[list[float], list[float]] = ([], [])

@@ -80,7 +80,7 @@ def expected(
     hops = [e] if layout.ep_inner is None else [layout.ep_inner, e // layout.ep_inner]
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
-    control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
+    control = 2 * (W - 1) * 4 // W + (24 if world.rank == 0 else 0) if W > 1 else 0
     # Number of actions of the rank with the most actions: F and B of each stage and micro-batch, and a second part of B
     # if the schedule splits it.
     split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))

@@ -224,7 +224,8 @@ class _Rank:
         )
         statistics = 8 * (STATISTICS + len(job.model.layers) * (1 + experts))
         shared = (self.grid.pp - 1) * 8 * (1 + actions) if self.grid.pp > 1 else 0
-        return (world - 1) * 4 + (24 if self.leader else statistics) + shared
+        norm = 2 * (world - 1) * SUM // world
+        return norm + (24 if self.leader else statistics) + shared
 
 
 @lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,34 @@ def test_a_watched_training_is_the_same_and_is_reported(watched: Watched) -> Non
     watched.hooks.end()
     assert losses == training(150, accumulation=2)
     assert "wrap" not in repr(torch.Tensor.backward.__code__)
+
+
+def test_the_traffic_of_fsdp2_is_counted_once(watched: Watched) -> None:
+    """FSDP2 calls a function that has another name in torch 2.13 than in earlier versions. In torch 2.13, the function
+    with the old name calls the one with the new name."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = torch.nn.Linear(4, 8, bias=False)
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+        traffic = watched.watch._traffic
+        traffic.take()
+        model(torch.ones(1, 4)).sum().backward()
+        shard = 4 * 4 * 8 // 2
+        assert traffic.take()["dp"].bytes == shard + shard  # one all-gather, one reduce-scatter
+        out, x = torch.ones(8), torch.ones(4)
+        with pytest.warns() if hasattr(dist, "all_gather_single") else nullcontext():
+            # Autograd calls FSDP2 in another thread on GPUs, where no phase of the watch is in progress.
+            thread = threading.Thread(target=lambda: dist.all_gather_into_tensor(out, x))
+            thread.start()
+            thread.join()
+            dist.reduce_scatter_tensor(x, out)
+        assert traffic.take()["dp"].bytes == 4 * 4 + 4 * 4
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_factor_on_the_rate_is_in_force_in_the_step_only(watched: Watched) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -19,8 +20,10 @@ from agents.rank.agent import Agent
 from engine.checkpoint.host_copy import HostCopy
 from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import damage, read
+from engine.checkpoint.storage import Writer
 from engine.config.toml import load
 from engine.metering.meter import Meter
+from engine.parallel.local_shards import local_shard
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.cases.case import SMALL
@@ -72,6 +75,64 @@ def test_a_dtensor_whose_shard_is_part_of_a_buffer_is_copied(group: None) -> Non
         copy = copied({"residual": residual})["residual"]
         assert isinstance(copy, DTensor) and copy.to_local().tolist() == buffer[2:6].tolist()
         buffer += 1
+
+
+class OtherDevice:
+    """Rank 3 of a job of four ranks (fsdp 2 x tp 2) whose meshes are of another device than the CPU. `tensor` has the
+    rank's shard in CPU memory, in the place of that device's memory; the mesh is of the device `meta`, so anything that
+    is copied to the mesh's device loses its values."""
+
+    ROWS, COLUMNS = 7, 4  # over fsdp, rank 3 has the rows 4 to 6; over tp, the columns 2 and 3
+
+    def __init__(self) -> None:
+        mesh = init_device_mesh("meta", (2, 2), mesh_dim_names=("fsdp", "tp"))
+        self.whole = torch.arange(1.0, 1 + self.ROWS * self.COLUMNS).view(self.ROWS, self.COLUMNS)
+        part = self.whole[4:, 2:].clone()
+        shape, stride = self.whole.shape, self.whole.stride()
+        spec: Any = DTensor.from_local(
+            part.to("meta"), mesh, [Shard(0), Shard(1)], run_check=False, shape=shape, stride=stride
+        )
+        self.tensor: Any = DTensor(part, spec._spec, requires_grad=False)  # type: ignore[call-arg, arg-type]
+
+
+@pytest.fixture
+def other_device() -> Iterator[OtherDevice]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    yield OtherDevice()
+    dist.destroy_process_group()
+
+
+def test_the_copy_of_a_gpus_state_stays_on_the_host(other_device: OtherDevice) -> None:
+    """On a GPU, a copy on the GPU would take the memory of the weights and the optimizer state once more, until they
+    are written."""
+    tensor = other_device.tensor
+    copy = HostCopy(torch.device("cpu"))
+    for _ in range(2):
+        copies = copy({"model.weight": tensor, "optimizer.step": torch.tensor(5.0)})
+        for one in copies.values():
+            assert one.device.type == local_shard(one).device.type == "cpu"
+        sharded: Any = copies["model.weight"]
+        assert sharded.device_mesh.device_type == "cpu" != tensor.device_mesh.device_type
+        assert sharded.to_local().equal(tensor.to_local())
+        # the planner of torch.distributed.checkpoint places it as it places the original
+        assert sharded.__create_chunk_list__() == tensor.__create_chunk_list__()
+        (item,) = sharded.__create_write_items__("model.weight", sharded)
+        (original,) = tensor.__create_write_items__("model.weight", tensor)
+        assert item.tensor_data.chunk == original.tensor_data.chunk
+        assert item.tensor_data.chunk.offsets == torch.Size([4, 2]) and item.tensor_data.size == (7, 4)
+        tensor.to_local().add_(1.0)
+
+
+def test_the_writer_gets_tensors_of_the_host(other_device: OtherDevice, tmp_path: Path) -> None:
+    copies = HostCopy(torch.device("cpu"))({"model.weight": other_device.tensor})
+    planner, writer = DefaultSavePlanner(), Writer(tmp_path, 3)
+    planner.set_up_planner(copies, is_coordinator=False)
+    plan = writer.prepare_local_plan(planner.create_local_plan())
+    writer.write_data(planner.finish_plan(plan), planner).wait()
+    found = torch.frombuffer(bytearray((tmp_path / "rank-3.bin").read_bytes()), dtype=torch.float32)
+    assert found.tolist() == other_device.whole[4:, 2:].flatten().tolist()
 
 
 def test_a_rank_that_waits_for_a_save_reports_repeatedly(

@@ -2,13 +2,16 @@
 overlaps."""
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from engine.metering.clocks import EventClock
 from engine.metering.meter import Meter
+from engine.parallel import collectives
 from engine.parallel.collectives import AsyncCollective, Axis
 from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
@@ -77,8 +80,8 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[bool] = []
         self.waited = 0
-        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
-            monkeypatch.setattr(dist, name, self._collective)
+        for name in ("all_gather_single", "reduce_scatter_single"):
+            monkeypatch.setattr(collectives, name, self._collective)
 
     def _collective(
         self, out: torch.Tensor, x: torch.Tensor, group: object, async_op: bool = False
@@ -111,3 +114,147 @@ def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pyt
     assert recorder.asked[2:] == [False, True] and [s.in_background for s in started] == [False, True]
     started[1].wait()
     assert recorder.waited == 2 and axis.meter.readings.lanes["dp"].bytes == 2 * (8 + 8)
+
+
+class Streams:
+    """A simulated GPU with streams: `now` is the time in ms up to which each stream has work."""
+
+    def __init__(self) -> None:
+        self.now = {"compute": 0.0}
+        self.current = "compute"
+
+    def compute(self, ms: float) -> None:
+        self.now["compute"] += ms
+
+    def aside(self) -> "Aside":
+        return Aside(self)
+
+
+class Aside:
+    def __init__(self, streams: Streams):
+        self.streams, self.name = streams, f"aside {len(streams.now)}"
+        streams.now[self.name] = 0.0
+
+    def __enter__(self) -> None:
+        self.streams.current = self.name
+
+    def __exit__(self, *_: object) -> None:
+        self.streams.current = "compute"
+
+
+class Event:
+    def __init__(self, streams: Streams):
+        self.streams, self.at = streams, 0.0
+
+    def record(self) -> None:
+        self.at = self.streams.now[self.streams.current]
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at - self.at
+
+
+class OnGpu(dist.Work):
+    """A collective on NCCL, which ends `ms` after the compute stream launches it. `wait` makes the current stream wait
+    and, as in torch, drops torch's references to the collective's tensors."""
+
+    def __init__(self, streams: Streams, ms: float):
+        super().__init__()
+        self.streams, self.end = streams, streams.now["compute"] + ms
+
+    def wait(self, timeout: object = None) -> bool:
+        now = self.streams.now
+        now[self.streams.current] = max(now[self.streams.current], self.end)
+        return True
+
+    def get_future(self) -> Future:  # type: ignore[override]
+        raise AssertionError("its callbacks make torch record every output on another stream")
+
+
+@pytest.mark.parametrize(
+    ("collective_ms", "compute_ms", "ms", "exposed_ms"),
+    [(30, 20, 30, 10), (15, 20, 15, 0), (20, 20, 20, 0), (30, 0, 30, 30)],
+)
+def test_on_a_gpu_the_exposed_part_counts_once(
+    collective_ms: float, compute_ms: float, ms: float, exposed_ms: float
+) -> None:
+    """The host reaches the wait long before the GPU does, so only events show when the collective ended."""
+    streams, meter = Streams(), Meter()
+    meter.clock = EventClock(lambda: Event(streams), streams.aside)
+    started = AsyncCollective(Axis("ep", None, meter), "all-to-all", 7, (OnGpu(streams, collective_ms),))
+    streams.compute(compute_ms)
+    started.wait()
+    meter.settle()
+    lane = meter.readings.lanes["ep"]
+    assert (lane.ms, lane.exposed_ms, lane.bytes) == (pytest.approx(ms), pytest.approx(exposed_ms), 7)
+
+
+def test_the_end_of_a_collective_does_not_depend_on_those_of_other_axes() -> None:
+    streams, meter = Streams(), Meter()
+    meter.clock = EventClock(lambda: Event(streams), streams.aside)
+    slow = AsyncCollective(Axis("dp", None, meter), "all-gather", 0, (OnGpu(streams, 50),))
+    ep = Axis("ep", None, meter)
+    started = [AsyncCollective(ep, "all-to-all", 0, (OnGpu(streams, ms),)) for ms in (5, 7)]
+    streams.compute(20)
+    for one in (*started, slow):
+        one.wait()
+    meter.settle()
+    lanes = meter.readings.lanes
+    assert lanes["ep"].ms == pytest.approx(5 + 7) and lanes["ep"].exposed_ms == 0
+    assert (lanes["dp"].ms, lanes["dp"].exposed_ms) == (pytest.approx(50), pytest.approx(30))
+    assert len(streams.now) == 3  # compute, and one more for each axis
+
+
+@pytest.fixture
+def pair() -> Iterator[dist.ProcessGroup]:
+    """Rank 1 of a group of two ranks whose collectives do nothing, in the place of NCCL."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    group = dist.group.WORLD
+    assert group
+    yield group
+    dist.destroy_process_group()
+
+
+STARTS: dict[str, Callable[[Axis, torch.Tensor], tuple[AsyncCollective, torch.Tensor]]] = {
+    "all-to-all": lambda axis, x: axis.start_all_to_all(x, [2, 2], [2, 2]),
+    "exchange": lambda axis, x: axis.start_row_exchange(x.view(2, 2), async_op=True),
+    "ring": lambda axis, x: axis.start_ring(x),
+    "all-gather": lambda axis, x: (axis.start_all_gather(out := torch.empty(8), x), out),
+    "reduce-scatter": lambda axis, x: (axis.start_reduce_scatter(out := torch.empty(2), x), out),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_running_collective_keeps_its_tensors(name: str, pair: dist.ProcessGroup) -> None:
+    """When the stream that records the end has waited, torch no longer keeps them, but the compute stream has not
+    waited yet."""
+    streams, meter = Streams(), Meter()
+    meter.clock = EventClock(lambda: Event(streams), streams.aside)
+    x = torch.ones(4)
+    started, out = STARTS[name](Axis("ep", pair, meter), x)
+    if name == "ring":
+        started._works = (OnGpu(streams, 1.0),)  # this group has no work for a message
+    assert {tensor.data_ptr() for tensor in started._tensors} == {x.data_ptr(), out.data_ptr()}
+    started.wait()
+    assert not started._tensors
+
+
+def test_torch_warns_of_no_collective(pair: dist.ProcessGroup) -> None:
+    """torch 2.13 has new names for two collectives, and warns at each use of the old ones."""
+    axis, x = Axis("dp", pair, Meter()), torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        axis.all_gather(x)
+        axis.reduce_scatter(x)
+        axis.all_reduce(x)
+        axis.exchange(x)
+        axis.all_to_all(x, [1, 1], [1, 1])
+        axis.start_all_reduce(torch.ones(4)).wait()
+        for async_op in (False, True):
+            axis.start_all_gather(torch.ones(8), torch.ones(4), async_op).wait()
+            axis.start_reduce_scatter(torch.ones(4), torch.ones(8), async_op).wait()
+            axis.start_row_exchange(x, async_op)[0].wait()

@@ -76,6 +76,7 @@ class Checkpoints:
         self._saved_at: int | None = None  # number of completed steps when the newest save started
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
+        self._copied: tuple[dict[str, Tensor], Manifest] | None = None
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
         self._newest: Saved | None = None  # the newest finished save
@@ -119,14 +120,27 @@ class Checkpoints:
         return running
 
     def save(self, done: int) -> None:
-        """Start saving the current state as the checkpoint of step `done`. If an earlier save is still running, wait
-        for it first."""
+        """Copy the current state, and start writing it as the checkpoint of step `done`."""
+        self.copy(done)
+        self.start()
+
+    def copy(self, done: int) -> None:
+        """Copy the current state, to save it as the checkpoint of step `done`. If an earlier save is still running,
+        wait for it first."""
         self._requested, self._saved_at = False, done
         self.wait()
-        tensors, manifest = self._copy(self._state.tensors()), self._describe(done)
-        self._thread = threading.Thread(
-            target=self._save, args=(tensors, manifest), name="checkpoint", daemon=True
-        )
+        self._copied = self._copy(self._state.tensors()), self._describe(done)
+
+    @property
+    def copied(self) -> bool:
+        """Whether `copy` has been called, and `start` has not."""
+        return self._copied is not None
+
+    def start(self) -> None:
+        """Start writing the state that `copy` copied."""
+        assert self._copied is not None
+        self._thread = threading.Thread(target=self._save, args=self._copied, name="checkpoint", daemon=True)
+        self._copied = None
         self._thread.start()
 
     def wait(self) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,26 +95,28 @@ def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) 
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.launch.output import Output
-    from engine.launch.processes.standard_output import STDERR, STDOUT, standard_stream
+    from engine.launch.processes.standard_output import StandardOutput
     from engine.launch.run import run_layout
 
-    sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
-    output = Output(layout, options.json)
-    return run_layout(
-        layout,
-        hub=options.hub,
-        listen=options.listen,
-        run_dir=options.run_dir,
-        resume=options.resume is not None and (not options.resume or Path(options.resume)),
-        restarted=options.restarted,
-        device=options.device,
-        fixed=[override.partition("=")[0].strip() for override in overrides],
-        on_folder=output.begin,
-        on_start=output.start,
-        on_summary=output.step,
-        on_checkpoint=output.saved,
-        on_sample=output.sample,
-        on_restart=output.restart,
-        on_restarted=output.restarted,
-        on_end=output.end,
-    )
+    with StandardOutput(options.json) as standard_output:
+        output = Output(layout, options.json, standard_output.copy_to)
+        return run_layout(
+            layout,
+            hub=options.hub,
+            listen=options.listen,
+            run_dir=options.run_dir,
+            resume=options.resume is not None and (not options.resume or Path(options.resume)),
+            restarted=options.restarted,
+            device=options.device,
+            fixed=[override.partition("=")[0].strip() for override in overrides],
+            lost_output=standard_output.take_loss,
+            before_exit=standard_output.close,
+            on_folder=output.begin,
+            on_start=output.start,
+            on_summary=output.step,
+            on_checkpoint=output.saved,
+            on_sample=output.sample,
+            on_restart=output.restart,
+            on_restarted=output.restarted,
+            on_end=output.end,
+        )

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +92,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from engine.launch.output import Output
-    from engine.launch.processes.standard_output import STDERR, STDOUT, standard_stream
+    from engine.launch.processes.standard_output import StandardOutput
     from engine.simulate.run import simulate_layout
     from engine.simulate.scenario import Scenario, load_scenario
 
@@ -103,22 +102,23 @@ def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     speed = _speed(options.speed)
     scenario = load_scenario(options.scenario) if options.scenario else Scenario()
     hardware = _hardware(layout, options.hardware)
-    sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
-    output = Output(layout, options.json, simulated=True)
-    return simulate_layout(
-        layout,
-        hardware,
-        scenario,
-        seed=seed,
-        speed=speed,
-        hub=options.hub,
-        listen=options.listen,
-        run_dir=options.run_dir,
-        on_folder=output.begin,
-        on_start=output.start,
-        on_summary=output.step,
-        on_end=output.end,
-    )
+    with StandardOutput(options.json) as standard_output:
+        output = Output(layout, options.json, standard_output.copy_to, simulated=True)
+        return simulate_layout(
+            layout,
+            hardware,
+            scenario,
+            seed=seed,
+            speed=speed,
+            hub=options.hub,
+            listen=options.listen,
+            run_dir=options.run_dir,
+            lost_output=standard_output.take_loss,
+            on_folder=output.begin,
+            on_start=output.start,
+            on_summary=output.step,
+            on_end=output.end,
+        )
 
 
 def _hardware(layout: Layout, given: str | None) -> "Hardware":

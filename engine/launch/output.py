@@ -4,6 +4,7 @@ import mmap
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ import msgspec
 from agents.protocol import Summary, spell
 from engine.config.grid import ORDER
 from engine.config.layout import Layout
-from engine.launch.processes.standard_output import copy_to
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
@@ -44,10 +44,17 @@ class Progress:
 class Output:
     """Prints the output of `engine run`: the start and the end of the run, and each step, saved checkpoint and
     generated text. Rank 0 calls `start`, `step`, `saved` and `sample`; the process that knows the exit status calls
-    `begin` and `end`."""
+    `begin` and `end`. `copy_to` begins to copy the output to a file in the folder that it gets."""
 
-    def __init__(self, layout: Layout, as_json: bool, simulated: bool = False):
+    def __init__(
+        self,
+        layout: Layout,
+        as_json: bool,
+        copy_to: Callable[[Path], None] = lambda _: None,
+        simulated: bool = False,
+    ):
         self._layout, self._json, self._simulated = layout, as_json, simulated
+        self._copy_to = copy_to
         self._progress = Progress()
         self._folder: Path | None = None
         self._began = time.monotonic()
@@ -57,7 +64,7 @@ class Output:
         """Set the run's folder and begin to copy the output to a file in this folder. Call this before the ranks
         start."""
         self._folder = folder
-        copy_to(folder)
+        self._copy_to(folder)
 
     @property
     def _where(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from agents.protocol import Ack, Event, Step, Summary
+from agents.protocol import Ack, Event, Step, Summary, clip
 from agents.rank.agent import Agent
 from agents.rank.sensors.vitals import Sensors
 from engine.checkpoint.save import Saved
@@ -40,6 +41,15 @@ TRACES = "profile"  # folder of traces, in the run's folder
 STOP_KEY = "engine/stop"  # in the store: set by a rank other than rank 0 that has received a stop request
 
 
+@dataclass(frozen=True)
+class Finished:
+    """How training ended. `leaving`: if an operator has changed the layout, the text of the new layout, in which the
+    run continues; else None. `unsaved`: whether the last checkpoint could not be saved."""
+
+    leaving: str | None
+    unsaved: bool
+
+
 def train(
     context: RankContext,
     layout: Layout,
@@ -54,13 +64,14 @@ def train(
     device: str = "auto",
     restart: Restart | None = None,
     on_restarted: Callable[[Restarted], None] = lambda _: None,
-) -> str | None:
+    lost_output: Callable[[], str | None] = lambda: None,
+) -> Finished:
     """Run the training that `layout` describes until its last step, or until it is stopped earlier, on the rank that
-    `context` describes. If `resume` is given, start from that checkpoint. If an operator has changed the layout,
-    returns the text of the new layout, in which the run continues; else returns None.
+    `context` describes. If `resume` is given, start from that checkpoint.
 
     `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
-    `on_restarted` is called on rank 0 after the first step that follows a restart.
+    `on_restarted` is called on rank 0 after the first step that follows a restart. `lost_output`: called after each
+    step; the sentence that it returns becomes a warning in the run's log.
 
     `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
     Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
@@ -89,7 +100,7 @@ def train(
         meter,
         agent,
         StopRequested(context, store),
-        on_step=AfterRestart(context, restart, agent, on_step, on_restarted),
+        on_step=AfterStep(context, restart, agent, on_step, on_restarted, lost_output),
         on_summary=on_summary,
         local_world=context.local_world,
         corpus=corpus,
@@ -114,13 +125,13 @@ def train(
     agent.close(restarting=leaving is not None)
     # gloo aborts at exit if the process group still exists.
     dist.destroy_process_group()
-    return leaving
+    return Finished(leaving, trainer.saving.unsaved(meter.step + 1))
 
 
-class AfterRestart:
-    """Calls `on_step` after each step. On rank 0, this object also records when each step ends, so that the time from
-    the last step before a restart to the first step after it is known. After the first step that follows a restart, it
-    reports this time in the run's log and calls `on_restarted`."""
+class AfterStep:
+    """Calls `on_step` after each step, and reports lost output. On rank 0, this object also records when each step
+    ends, so that the time from the last step before a restart to the first step after it is known. After the first step
+    that follows a restart, it reports this time in the run's log and calls `on_restarted`."""
 
     def __init__(
         self,
@@ -129,7 +140,9 @@ class AfterRestart:
         agent: Agent,
         on_step: Callable[[Step], None],
         on_restarted: Callable[[Restarted], None],
+        lost_output: Callable[[], str | None],
     ):
+        self._lost_output = lost_output
         self._restart = restart if context.rank == LEADER else None
         self._world, self._agent = context.world, agent
         self._on_step, self._on_restarted = on_step, on_restarted
@@ -137,9 +150,11 @@ class AfterRestart:
 
     def __call__(self, step: Step) -> None:
         self._on_step(step)
+        now = time.time()
+        if lost := self._lost_output():
+            self._agent.send(Event(now, "warning", "engine", clip(lost)))
         if self._restart is None:
             return
-        now = time.time()
         if not self._said:
             self._said = True
             restarted = self._restart.at_first_step(step, self._world, now - step.step_ms / 1e3)

@@ -68,6 +68,8 @@ def run_layout(
     restarted: bool = False,
     fixed: Collection[str] = (),
     device: str = "auto",
+    lost_output: Callable[[], str | None] = lambda: None,
+    before_exit: Callable[[], None] = lambda: None,
     on_folder: Callable[[Path], None] = nothing,
     on_start: Callable[[str, int | None], None] = lambda _, __: None,
     on_step: Callable[[Step], None] = nothing,
@@ -79,7 +81,7 @@ def run_layout(
     on_end: Callable[[int], None] = nothing,
 ) -> int:
     """Train the model that `layout` describes and return the exit status: 0 if training is done or SIGTERM or SIGHUP
-    stopped it, 1 if a rank failed, 2 if a rank refused to start, 130 after Ctrl-C.
+    stopped it, 1 if a rank failed or the last checkpoint was not saved, 2 if a rank refused to start, 130 after Ctrl-C.
 
     Forks the ranks from this process. If torchrun or Slurm started this process, the process runs as one rank instead.
 
@@ -92,6 +94,8 @@ def run_layout(
     - `restarted`: continue the run in `run_dir` if it has a checkpoint, as after a restart by torchrun or Slurm.
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
+    - `lost_output`: called after each step; the sentence that it returns becomes a warning in the run's log.
+    - `before_exit`: called under torchrun or Slurm before a failed rank exits without leaving this function.
 
     Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
     `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step's summary over
@@ -188,7 +192,9 @@ def run_layout(
                 corpus=corpus,
                 checkpoints_dir=checkpoints_dir,
                 device=device,
-                callbacks=Callbacks(on_start, on_step, on_summary, on_checkpoint, on_sample, on_restarted),
+                callbacks=Callbacks(
+                    on_start, on_step, on_summary, on_checkpoint, on_sample, on_restarted, lost_output
+                ),
             )
 
         def continue_from(new: Layout, moved: list[str]) -> Resumed:
@@ -209,6 +215,11 @@ def run_layout(
         def begin_again(attempt: Attempt) -> None:
             write_layout(attempt.layout, folder)
             on_restart(attempt.layout, attempt.restart)
+
+        def failed() -> None:
+            if leads:
+                on_end(1)
+            before_exit()
 
         restarts = Restarts(layout, start, continue_from, work_of, begin_again)
         if context is None:
@@ -231,8 +242,11 @@ def run_layout(
                 hub=hub,
                 listen=listen,
                 run=layout.run.name,
-                on_failure=(lambda: on_end(1)) if context.rank == 0 else None,
+                on_failure=failed,
             )
+    if status == 0 and restarts.attempt.restart.handover.unsaved:
+        say("the exit status is 1, because the last checkpoint was not saved\n")
+        status = 1
     if leads:
         on_end(status)
     return status
@@ -248,6 +262,7 @@ class Callbacks:
     on_checkpoint: Callable[["Saved"], None]
     on_sample: Callable[["TextSample"], None]
     on_restarted: Callable[[Restarted], None]
+    lost_output: Callable[[], str | None]
 
 
 def _work(
@@ -267,7 +282,7 @@ def _work(
     checkpoint = attempt.resumed.checkpoint
     if context.rank == 0:
         callbacks.on_start(context.run_dir.name, checkpoint.manifest.step if checkpoint else None)
-    left_for = train(
+    finished = train(
         context,
         attempt.resumed.layout,
         corpus,
@@ -281,6 +296,11 @@ def _work(
         device,
         attempt.restart if supervised else None,
         callbacks.on_restarted,
+        # Forked ranks share their output with rank 0; a rank of torchrun or Slurm has an output of its own.
+        callbacks.lost_output if context.rank == 0 or not supervised else lambda: None,
     )
-    if left_for is not None and context.rank == 0:
-        attempt.restart.handover.leave(left_for)
+    handover = attempt.restart.handover
+    if context.rank == 0 and finished.unsaved:
+        handover.lose()
+    if context.rank == 0 and finished.leaving is not None:
+        handover.leave(finished.leaving)

@@ -32,6 +32,7 @@ def simulate_layout(
     hub: str = "auto",
     listen: str | None = None,
     run_dir: Path | None = None,
+    lost_output: Callable[[], str | None] = lambda: None,
     on_folder: Callable[[Path], None] = lambda _: None,
     on_start: Callable[[str], None] = lambda _: None,
     on_summary: Callable[[Summary], None] = lambda _: None,
@@ -41,8 +42,8 @@ def simulate_layout(
     after Ctrl-C.
 
     `speed`: simulated seconds per real second; None: as fast as possible. `seed`: seed of the simulation; None: the
-    layout's seed. `hub`, `listen` and `run_dir`: as in `engine.launch.run.run_layout`. Raises LayoutError or RunError,
-    with a one-sentence message.
+    layout's seed. `hub`, `listen`, `run_dir` and `lost_output`: as in `engine.launch.run.run_layout`. Raises
+    LayoutError or RunError, with a one-sentence message.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = stamped(Path(layout.run.dir), layout.run.name)
@@ -63,7 +64,14 @@ def simulate_layout(
         ranks = ManyRanks(layout.run.name, endpoint, key)
         started = provenance(folder, command=sys.argv)
         session = Session(
-            layout, simulator, ranks, speed, lambda: signals.stop is not None, on_summary, started
+            layout,
+            simulator,
+            ranks,
+            speed,
+            lambda: signals.stop is not None,
+            on_summary,
+            lost_output,
+            started,
         )
         with kept(supervisor):
             session.run()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.protocol import PAUSED, Event, Facts, Gone, Message, Summary
+from agents.protocol import PAUSED, Event, Facts, Gone, Message, Summary, clip
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
 from engine.control.preview.previewer import Previewer
@@ -35,7 +35,8 @@ OPERATIONS = {
 
 class Session:
     """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` returns
-    whether the run must stop, and is called repeatedly. `started`: how the run was started, as names and values that
+    whether the run must stop, and is called repeatedly. `lost_output` is called after each step; the sentence that it
+    returns becomes a warning in the run's log. `started`: how the run was started, as names and values that
     clients display."""
 
     def __init__(
@@ -46,10 +47,11 @@ class Session:
         speed: float | None,
         should_stop: Callable[[], bool],
         on_summary: Callable[[Summary], None],
+        lost_output: Callable[[], str | None],
         started: Facts,
     ):
         self._layout, self._simulator, self._ranks, self._speed = layout, simulator, ranks, speed
-        self._should_stop, self._on_summary = should_stop, on_summary
+        self._should_stop, self._on_summary, self._lost_output = should_stop, on_summary, lost_output
         self._began_s = time.time()
         self.steering = Steering(layout, simulator, ranks)
         self.records = Records(simulator, speed, started)
@@ -234,6 +236,8 @@ class Session:
             yield from self.records.peers(found, ranks)
 
     def _events(self, found: Simulated) -> Iterator[Event]:
+        if lost := self._lost_output():
+            yield Event(time.time(), "warning", f"rank {LEADER}", clip(lost))
         if found.summary.skipped:
             norm = found.summary.grad_norm
             text = f"step {found.step}: the gradient norm is {norm}, so the weights stay unchanged"

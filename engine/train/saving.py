@@ -112,10 +112,22 @@ class Saving:
         return manifest
 
     def save_if_due(self, done: int, last: bool) -> None:
-        """Start a save if one is due after `done` steps; `last` is True if this was the last step of the run."""
+        """Start a save if one is due after `done` steps; `last` is True if this was the last step of the run. The files
+        are written after `write`."""
         if self.checkpoints and self.checkpoints.due(done, last):
             with self._meter.phase("checkpoint"):
-                self.checkpoints.save(done)
+                self.checkpoints.copy(done)
+
+    @property
+    def copied(self) -> bool:
+        """Whether `save_if_due` has started a save that waits for `write`; equal on all ranks."""
+        return self.checkpoints is not None and self.checkpoints.copied
+
+    def write(self) -> None:
+        """Write the checkpoint that `save_if_due` has started, in the background. Call this after the step's summary
+        has been sent."""
+        if self.checkpoints:
+            self.checkpoints.start()
 
     def save_while_paused(self, done: int, last: bool) -> None:
         """During a pause, start a save if an operator requested one, or if the run is about to end and a save is
@@ -142,6 +154,11 @@ class Saving:
                 self._agent.send(Event(time.time(), level, "engine", str(saved), facts))
         if self._acks:
             self._acks.settle_finished()
+
+    def unsaved(self, done: int) -> bool:
+        """Whether the save after `done` steps failed."""
+        saved = self.checkpoints.result_of(done) if self.checkpoints else None
+        return bool(saved and saved.why)
 
     def wait(self) -> None:
         """Wait until no save is in progress."""

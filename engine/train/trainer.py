@@ -33,7 +33,8 @@ class Trainer:
     - `on_checkpoint`: called on rank 0 with the result of each save.
     - `on_sample`: called on rank 0 with each sample of text that the model generates. All four callbacks may call
       `stop`.
-    - `stop_requested`, `save_requested`: polled at each step; only the result on rank 0 has an effect.
+    - `stop_requested`, `save_requested`: polled at each step; only the result on rank 0 has an effect. A requested
+      stop also requests a checkpoint.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
@@ -140,8 +141,8 @@ class Trainer:
             loss_scale=scaler.scale if scaler.settings else None,
             skipped_steps=scaler.skipped,
         )
-        last = step + 1 == self.layout.train.steps
-        vote.begin(step, last or self._must_stop(), self._save_requested())
+        last, stopped = step + 1 == self.layout.train.steps, self._stop_requested()
+        vote.begin(step, last or self._stopping or stopped, self._save_requested() or stopped)
 
         clock = computation.pipeline.plan.clock
         # Read the loss before the update: this waits for the device, and the update then runs asynchronously.
@@ -171,6 +172,10 @@ class Trainer:
         if profiler:
             profiler.end_step(step)
         self.reporting.start_summary(measured, conditions)
+        if self.saving.copied:
+            # A run that resumes from the checkpoint does not report this step again.
+            self.reporting.publish()
+            self.saving.write()
         return stop
 
     def hold(self, step: int) -> bool:
@@ -187,9 +192,10 @@ class Trainer:
         with self.meter.overriding_operation(PAUSED):
             while steering.run_actions.paused and not stop:
                 self._report_files()
-                steering.wait_paused(self._must_stop)
+                steering.wait_paused(lambda: self._stopping or self._stop_requested())
                 self.meter.set_operation(PAUSED)
-                steering.vote.begin(step, self._must_stop(), self._save_requested())
+                stopped = self._stop_requested()
+                steering.vote.begin(step, self._stopping or stopped, self._save_requested() or stopped)
                 stop = steering.vote.end(step) or steering.run_actions.stopping
                 self.saving.request(steering.vote.save)
                 self.saving.save_while_paused(step + 1, last=stop)
@@ -219,9 +225,6 @@ class Trainer:
         # After an error, do not wait for other ranks, because this could hang and hide the error.
         if error is None:
             self.close()
-
-    def _must_stop(self) -> bool:
-        return self._stopping or self._stop_requested()
 
     def _report_files(self) -> None:
         self.steering.report_traces()

@@ -1,13 +1,28 @@
-"""Standard output of a run. A failed write does not end the run, and the output is also written to `engine.log` in the
-run's folder."""
+"""Standard output and standard error of a run. A run never waits for the reader of its output for longer than a bounded
+time, a failed write does not end the run, and the output is also written to `engine.log` in the run's folder.
+
+The descriptors 1 and 2 of the run and of all its ranks lead to a *relay process*, which reads them all the time. So no
+write of the run can block: not a line of the output, nor a warning of a rank, nor a message of a library in C. In the
+relay process, a bounded queue is in front of each stream and of the log, with a thread that writes.
+"""
 
 import io
 import mmap
 import os
+import select
+import signal
+import socket
 import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, Self
+
+import msgspec
 
 from agents.rundir.hub_supervisor import say
 
@@ -16,119 +31,466 @@ if TYPE_CHECKING:
 
 LOG = "engine.log"  # name of the file in the run's folder
 STDOUT, STDERR = 1, 2
+NAMES = {STDOUT: "standard output", STDERR: "standard error"}
 # O_NONBLOCK: if the file is a pipe without a reader, opening it fails instead of waiting. O_NOFOLLOW: do not follow
 # symbolic links.
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
-
-class LogFile(io.FileIO):
-    """The file ``engine.log``. The first failed write is reported on stderr, once for a process and all its forks.
-    Later output is still written if possible, after a line that gives the number of bytes that this process could not
-    write.
-    """
-
-    def __init__(self, path: Path):
-        super().__init__(os.open(path, APPENDING, 0o666), "w")
-        self.name = str(path)
-        self.failed = mmap.mmap(-1, 1)
-        self._missing = 0
-
-    def append(self, view: memoryview) -> None:
-        """Write as much of `view` as the file accepts."""
-        gap = f"\n[{self._missing} bytes of output are missing here]\n".encode() if self._missing else b""
-        written = self._write_part(memoryview(gap + view))
-        if written >= len(gap):
-            self._missing = 0
-        self._missing += len(view) - max(0, written - len(gap))
-
-    def _write_part(self, view: memoryview) -> int:
-        """Write as much of `view` as the file accepts, and return the number of bytes written."""
-        done = 0
-        try:
-            while done < len(view) and (
-                written := self.write(view[done:])
-            ):  # a nearly full disk accepts a part
-                done += written
-        except OSError as error:
-            if not self.failed[0]:
-                self.failed[0] = 1
-                why = f"{error.strerror}; the run continues, but output is missing there"
-                # Not through `sys.stderr`, which may be the stream whose output is being written.
-                with suppress(OSError):
-                    os.write(STDERR, f"cannot write {self.name}: {why}\n".encode(errors="backslashreplace"))
-        return done
+QUEUE_BYTES = 1 << 18  # maximum size of the queue in front of a stream; about 250 lines of `--json`
+# While the queue is full, the run waits for its reader: this long in total until the queue is empty again.
+PATIENCE_S = 2.0
+END_S, IDLE_S = 5.0, 2.0  # at the end of the run: how long to write the rest, in total and without progress
+READ_BYTES = 1 << 16
+WRITE_BYTES = 4096  # PIPE_BUF of Linux: the kernel does not split a write of this size to a pipe
+ANSWER_S = 2.0  # how long the run waits for an answer of the relay process
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StandardStream(io.FileIO):
-    """A standard stream that ignores failed writes, such as to a closed pipe (``| head -4``) or a full disk.
+    """A standard stream that ignores failed writes."""
 
-    The first failed write to stdout is reported on stderr, once for a process and all its forks.
-    """
-
-    def __init__(self, descriptor: int, failed: mmap.mmap, log: LogFile | None = None):
+    def __init__(self, descriptor: int):
         super().__init__(descriptor, "w", closefd=False)
-        self.failed, self.log = failed, log
 
     def write(self, data: "Buffer") -> int:
         view = memoryview(data).cast("B")
-        written = self._write(view)
-        if self.log is not None:
-            self.log.append(view[:written])
-        return written
-
-    def _write(self, view: memoryview) -> int:
-        """Write to the stream and return the number of bytes written; after a failure, discard the bytes but return
-        their count."""
-        if self.failed[0]:
-            return len(view)
         try:
             return super().write(view)
-        except OSError as error:
-            self.failed[0] = 1
-            if self.fileno() != STDERR:
-                self._report(error)
+        except OSError:
             return len(view)
-
-    def _report(self, error: OSError) -> None:
-        closed = isinstance(error, BrokenPipeError)
-        why = "its reader has closed it" if closed else error.strerror
-        instead = f"; {self.log.name} has the remaining output" if self.log is not None else ""
-        say(f"cannot write to standard output: {why}; the run continues without it{instead}\n")
 
 
 def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
-    """A line-buffered text stream over a `StandardStream`, to replace `sys.stdout` or `sys.stderr`.
-
-    The new stream shares the failure flag and the log with the stream that it replaces, so a forked rank shares both
-    with its parent.
-    """
-    before = _stream_of(sys.stdout if descriptor == STDOUT else sys.stderr)
-    raw = (
-        StandardStream(descriptor, before.failed, before.log)
-        if before
-        else StandardStream(descriptor, mmap.mmap(-1, 1))
-    )
+    """A line-buffered text stream over a `StandardStream`, to replace `sys.stdout` or `sys.stderr`."""
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        io.BufferedWriter(StandardStream(descriptor)),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
     )
 
 
-def copy_to(folder: Path) -> None:
-    """Also append all further output of this process to ``engine.log`` in `folder`."""
-    path = folder / LOG
-    try:
-        log = LogFile(path)
-    except OSError as error:
-        say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
-        return
-    for stream in (sys.stdout, sys.stderr):
-        raw = _stream_of(stream)
-        # If a launcher such as the demo has already redirected the stream to this file, do not write everything twice.
-        if raw and not os.path.samestat(os.fstat(raw.fileno()), os.fstat(log.fileno())):
+class StandardOutput:
+    """Context manager that puts the relay process in front of standard output and standard error of this process, and
+    of all processes that it forks or starts. Enter it before the process starts threads.
+
+    At its exit, the lines that are still queued are written, for at most `END_S` seconds and while the reader reads.
+    """
+
+    def __init__(self, as_json: bool):
+        self._as_json = as_json
+        # For each descriptor: 1 if its lines are dropped, 2 if `take_loss` has returned that. Shared with all forks.
+        self._lost = mmap.mmap(-1, 3)
+        self._log: Path | None = None
+
+    def __enter__(self) -> Self:
+        self._originals = {number: os.dup(number) for number in NAMES}
+        same = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+        # With one file for both streams, one pipe keeps the order of their lines.
+        pipes = {number: os.pipe() for number in ([STDOUT] if same else NAMES)}
+        self._control, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        try:
+            # A grandchild: it is not among the processes that the run supervises, and init reaps it.
+            child = os.fork()
+            if child == 0:
+                if os.fork():
+                    os._exit(0)
+                sources = {number: pipe[0] for number, pipe in pipes.items()}
+                _relay(sources, self._originals, theirs, self._lost, self._as_json)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        os.waitpid(child, 0)
+        theirs.close()
+        for number in NAMES:
+            os.dup2((pipes.get(number) or pipes[STDOUT])[1], number)
+        for pipe in pipes.values():
+            os.close(pipe[0])
+            os.close(pipe[1])
+        self._former = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptors back, and wait until the relay process has written the rest of the output. A second call
+        does nothing."""
+        if not self._originals:
+            return
+        originals, self._originals = self._originals, {}
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()
-            raw.log = log
+        for number, original in originals.items():
+            os.dup2(original, number)
+            os.close(original)
+        sys.stdout, sys.stderr = self._former
+        with suppress(OSError):
+            self._control.send(b"end")
+        self._answer(END_S + 1)
+        self._control.close()
+
+    def copy_to(self, folder: Path) -> None:
+        """Also append all further output to ``engine.log`` in `folder`."""
+        path = folder / LOG
+        try:
+            log = os.open(path, APPENDING, 0o666)
+        except OSError as error:
+            say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
+            return
+        self._log = path
+        with suppress(OSError):
+            socket.send_fds(self._control, [os.fsencode(path)], [log])
+            self._answer(ANSWER_S)
+        os.close(log)
+
+    def take_loss(self) -> str | None:
+        """One sentence, once for each stream of which lines have been dropped; else None."""
+        for number, name in NAMES.items():
+            if self._lost[number] == 1:
+                self._lost[number] = 2
+                return _loss(name, self._log)
+        return None
+
+    def _answer(self, within_s: float) -> None:
+        """Wait for an answer of the relay process, or for its end."""
+        if select.select([self._control], [], [], within_s)[0]:
+            with suppress(OSError):
+                self._control.recv(1)
 
 
-def _stream_of(stream: TextIO) -> StandardStream | None:
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw if isinstance(raw, StandardStream) else None
+def _loss(name: str, log: Path | None) -> str:
+    where = f"{log} has them" if log else "they are lost"
+    return f"nobody reads {name}: the run continues, and lines are dropped there; {where}"
+
+
+# ------------------------------------------------------------------------------------------- relay process
+
+
+def _relay(
+    sources: dict[int, int], targets: dict[int, int], control: socket.socket, lost: mmap.mmap, as_json: bool
+) -> NoReturn:
+    """The relay process: copy each source to its target and to the log until the run ends."""
+    try:
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        _keep_only({*sources.values(), *targets.values(), control.fileno()})
+        Relay(sources, targets, lost, as_json).serve(control)
+    finally:
+        os._exit(0)
+
+
+def _keep_only(descriptors: set[int]) -> None:
+    """Close all other descriptors, so that the readers of other pipes do not wait for this process. The standard
+    descriptors become the null device."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    kept = [2, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
+    for low, high in pairwise(kept):
+        os.closerange(low + 1, high)
+
+
+class Relay:
+    """Copies each stream of a run to its target and to the log. `sources` and `targets`: descriptors by stream; a
+    stream that has no source of its own shares that of standard output."""
+
+    def __init__(self, sources: dict[int, int], targets: dict[int, int], lost: mmap.mmap, as_json: bool):
+        self._lost, self._as_json = lost, as_json
+        self._log: LogQueue | None = None
+        self._log_path: str | None = None
+        self._copied: set[int] = set()  # the sources whose output is also written to the log
+        self._queues = {
+            number: StreamQueue(targets[number], self._gap, self._reporter(number), self._failed(number))
+            for number in sources
+        }
+        self._targets = targets
+        self._ending, self._end = os.pipe()
+        self._readers = [
+            threading.Thread(target=self._read, args=one, daemon=True) for one in sources.items()
+        ]
+
+    def serve(self, control: socket.socket) -> None:
+        """Copy until the run says that it ends, or until all its processes have ended."""
+        for reader in self._readers:
+            reader.start()
+        # If the run is killed, its end of the socket closes with its last process.
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+            if not descriptors:
+                break
+            self._open_log(os.fsdecode(message), descriptors[0])
+            control.send(b".")
+        os.close(self._end)
+        for reader in self._readers:
+            reader.join()
+        self._finish()
+
+    def _open_log(self, path: str, descriptor: int) -> None:
+        log = os.fstat(descriptor)
+        # If a launcher such as the demo has already redirected a stream to this file, do not write everything twice.
+        self._copied = {
+            number for number in self._queues if not os.path.samestat(os.fstat(self._targets[number]), log)
+        }
+        self._log_path = path
+        self._log = LogQueue(descriptor, path, self._say)
+
+    def _read(self, number: int, source: int) -> None:
+        """Copy a source until it ends, or until the run ends and the source is empty."""
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        poll.register(self._ending, select.POLLIN)
+        while source in {descriptor for descriptor, _ in poll.poll()}:
+            data = os.read(source, READ_BYTES)
+            if not data:
+                return
+            if self._log and number in self._copied:
+                self._log.put(data)
+            self._queues[number].put(data)
+
+    def _finish(self) -> None:
+        """Write what is still queued, as long as the readers read, and at most for `END_S` seconds."""
+        now = time.monotonic()
+        for number, queue in self._queues.items():
+            if not queue.flush(now, now + END_S):
+                self._note(f"nobody reads {NAMES[number]}: the last lines are missing there\n")
+        if self._log:
+            self._log.flush(time.monotonic(), now + END_S)
+
+    def _gap(self, lines: int) -> bytes:
+        """What a stream has in place of lines that were dropped."""
+        if self._as_json:
+            return msgspec.json.encode({"event": "missing", "lines": lines, "log": self._log_path}) + b"\n"
+        where = f"; {self._log_path} has them" if self._log_path else ""
+        return f"[{lines} line{'s' * (lines != 1)} of output missing here{where}]\n".encode()
+
+    def _reporter(self, number: int) -> Callable[[], None]:
+        """Called when the first line of a stream is dropped."""
+
+        def report() -> None:
+            self._lost[number] = 1
+            text = _loss(NAMES[number], Path(self._log_path) if self._log_path else None) + "\n"
+            if number == STDERR or STDERR not in self._queues:
+                self._note(text)
+            else:
+                self._say(text)
+
+        return report
+
+    def _failed(self, number: int) -> Callable[[OSError], None]:
+        """Called when a stream cannot be written any more."""
+
+        def report(error: OSError) -> None:
+            if number == STDOUT:
+                why = "its reader has closed it" if isinstance(error, BrokenPipeError) else error.strerror
+                instead = f"; {self._log_path} has the remaining output" if self._log_path else ""
+                self._say(f"cannot write to standard output: {why}; the run continues without it{instead}\n")
+
+        return report
+
+    def _say(self, text: str) -> None:
+        """Write to standard error and to the log, as the run's own messages; neither waits."""
+        self._note(text)
+        if queue := self._queues.get(STDERR):
+            queue.put(text.encode(errors="backslashreplace"), patient=False)
+        elif not self._queues[STDOUT].failed:
+            self._queues[STDOUT].put(text.encode(errors="backslashreplace"), patient=False)
+
+    def _note(self, text: str) -> None:
+        if self._log:
+            self._log.put(text.encode(errors="backslashreplace"))
+
+
+class LineQueue:
+    """A bounded queue of output in front of a file, and a thread that writes it. If the queue stays full, whole lines
+    are dropped, and `_gap` stands in their place."""
+
+    def __init__(self, patience_s: float):
+        self._parts: deque[bytes] = deque()
+        self._size = 0  # bytes that are queued or being written
+        self._change = threading.Condition()
+        self._patience_s = self._left_s = patience_s
+        self._inside = False  # the queued output ends inside a line
+        self._missing = 0  # complete lines that were dropped since the last queued line
+        self._dropping_inside = False  # the dropped output ends inside a line
+        self._reported = False
+        self._progress_s = time.monotonic()
+        self.failed = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, data: bytes, patient: bool = True) -> None:
+        """Queue output, or drop lines of it."""
+        with self._change:
+            self._put(data, patient)
+            report = self._missing + self._dropping_inside > 0 and not self._reported
+            self._reported |= report
+        if report:
+            self._on_first_loss()
+
+    def flush(self, since: float, end: float) -> bool:
+        """Wait until everything is written. Gives up at `end`, or `IDLE_S` after `since` or after later progress (all
+        monotonic times). Returns whether nothing of the queue is lost."""
+        with self._change:
+            if self._missing:
+                self._append(self._gap(self._missing))
+                self._missing = 0
+            while self._size and not self.failed:
+                now = time.monotonic()
+                rest = min(end, max(since, self._progress_s) + IDLE_S) - now
+                if rest <= 0:
+                    return False
+                self._change.wait(rest)
+        return True
+
+    def _put(self, data: bytes, patient: bool) -> None:
+        if self.failed:
+            return
+        if self._dropping_inside:
+            _, newline, data = data.partition(b"\n")
+            if not newline:
+                return
+            self._dropping_inside = False
+            self._missing += 1
+        if not data:
+            return
+        if self._missing:
+            if self._size > QUEUE_BYTES // 2:
+                self._drop(data)
+                return
+            self._append(self._gap(self._missing))
+            self._missing = 0
+        if not self._has_room(len(data)) and patient:
+            began = time.monotonic()
+            self._change.wait_for(lambda: self._has_room(len(data)), self._left_s)
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
+        if self._has_room(len(data)):
+            self._append(data)
+            return
+        if self._inside and self._size < 2 * QUEUE_BYTES:
+            end = data.find(b"\n") + 1 or len(data)
+            self._append(data[:end])
+            data = data[end:]
+        self._drop(data)
+
+    def _has_room(self, size: int) -> bool:
+        return self.failed or not self._size or self._size + size <= QUEUE_BYTES
+
+    def _append(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        self._inside = not data.endswith(b"\n")
+        self._change.notify_all()
+
+    def _drop(self, data: bytes) -> None:
+        if data:
+            self._missing += data.count(b"\n")
+            self._dropping_inside = not data.endswith(b"\n")
+            if self._inside:
+                self._append(b"\n")
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._parts)
+                part = self._parts.popleft()
+            at = 0
+            while at < len(part) and not self.failed:
+                written = self._write(part, at)
+                at += written
+                with self._change:
+                    self._size -= written
+                    self._progress_s = time.monotonic()
+                    self._change.notify_all()
+            with self._change:
+                if self.failed:
+                    self._parts.clear()
+                    self._size = 0
+                if not self._size:
+                    self._left_s = self._patience_s
+                self._change.notify_all()
+
+    def _write(self, part: bytes, at: int) -> int:
+        """Write some bytes of `part`, beginning at `at`, and return how many."""
+        raise NotImplementedError
+
+    def _gap(self, lines: int) -> bytes:
+        raise NotImplementedError
+
+    def _on_first_loss(self) -> None:
+        raise NotImplementedError
+
+
+class StreamQueue(LineQueue):
+    """The queue in front of a standard stream. After a failed write, such as to a closed pipe (``| head -4``) or a full
+    disk, all output is discarded."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        gap: Callable[[int], bytes],
+        on_first_loss: Callable[[], None],
+        on_failure: Callable[[OSError], None],
+    ):
+        self._descriptor = descriptor
+        self._gap_of, self._report, self._on_failure = gap, on_first_loss, on_failure
+        super().__init__(PATIENCE_S)
+
+    def _write(self, part: bytes, at: int) -> int:
+        end = part.rfind(b"\n", at, at + WRITE_BYTES) + 1 or at + WRITE_BYTES
+        try:
+            return os.write(self._descriptor, part[at:end])
+        except BlockingIOError:  # another process has made the stream non-blocking
+            select.select([], [self._descriptor], [])
+            return 0
+        except OSError as error:
+            self.failed = True
+            self._on_failure(error)
+            return 0
+
+    def _gap(self, lines: int) -> bytes:
+        return self._gap_of(lines)
+
+    def _on_first_loss(self) -> None:
+        self._report()
+
+
+class LogQueue(LineQueue):
+    """The queue in front of ``engine.log``. The first failed write is reported once. Later output is still written if
+    possible, after a line that gives the number of bytes that could not be written."""
+
+    def __init__(self, descriptor: int, path: str, say: Callable[[str], None]):
+        self._descriptor, self._path, self._say = descriptor, path, say
+        self._lost = 0  # bytes that the file did not accept
+        self._said = False
+        super().__init__(0.0)
+
+    def _write(self, part: bytes, at: int) -> int:
+        """Write as much as the file accepts. The rest is lost, so that a full disk does not fill the queue."""
+        gap = f"\n[{self._lost} bytes of output are missing here]\n".encode() if self._lost else b""
+        written = self._accepted(gap + part[at:])
+        if written >= len(gap):
+            self._lost = 0
+        self._lost += len(part) - at - max(0, written - len(gap))
+        return len(part) - at
+
+    def _accepted(self, data: bytes) -> int:
+        done = 0
+        try:
+            while done < len(data):  # a nearly full disk accepts a part
+                done += os.write(self._descriptor, data[done:])
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                why = f"{error.strerror}; the run continues, but output is missing there"
+                self._say(f"cannot write {self._path}: {why}\n")
+        return done
+
+    def _gap(self, lines: int) -> bytes:
+        return f"[{lines} lines of output are missing here]\n".encode()
+
+    def _on_first_loss(self) -> None:
+        pass

@@ -105,7 +105,7 @@ def join(
     hub: str,
     run: str,
     listen: str | None = None,
-    on_failure: Callable[[], None] | None = None,
+    on_failure: Callable[[], None] = lambda: None,
 ) -> int:
     """Run `work` in this process as the rank that `context` describes, and return the exit status 0.
 
@@ -142,9 +142,9 @@ def join(
         failed = True
         _report(context, error, name_of_rank)
     try:
-        if failed and on_failure:
-            on_failure()
         flush()
+        if failed:
+            on_failure()
     finally:
         if failed:
             os._exit(status)

@@ -14,18 +14,19 @@ Cause = Literal["relayout", "failure"]
 
 class Handover:
     """Memory shared by rank 0, its parent and the ranks started after a restart. This memory holds the time when rank
-    0's newest step ended, and the text of the layout with which the run continues.
+    0's newest step ended, whether the last checkpoint could not be saved, and the text of the layout with which the run
+    continues.
     """
 
-    _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")
+    _FORM = struct.Struct(f"<d?q{4 * MOST_CHARACTERS}s")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, self._FORM.size)
         self._write(0.0, "")
 
-    def _write(self, ended_s: float, text: str) -> None:
+    def _write(self, ended_s: float, text: str, unsaved: bool = False) -> None:
         raw = text.encode()
-        self._FORM.pack_into(self._memory, 0, ended_s, len(raw), raw)
+        self._FORM.pack_into(self._memory, 0, ended_s, unsaved, len(raw), raw)
 
     def step_done(self, now: float) -> None:
         """Record that a step has ended at `now`, in seconds since the epoch."""
@@ -37,6 +38,15 @@ class Handover:
         """
         self._write(self.ended_s or 0.0, text)
 
+    def lose(self) -> None:
+        """Record that the run's last checkpoint could not be saved."""
+        self._write(self.ended_s or 0.0, "", unsaved=True)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the run's last checkpoint could not be saved."""
+        return bool(self._FORM.unpack_from(self._memory)[1])
+
     @property
     def ended_s(self) -> float | None:
         """The time when the newest step ended; None before the first step."""
@@ -45,7 +55,7 @@ class Handover:
     @property
     def text(self) -> str | None:
         """The text of the new layout; None unless the ranks have exited to change the layout."""
-        _, size, raw = self._FORM.unpack_from(self._memory)
+        _, _, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 
 

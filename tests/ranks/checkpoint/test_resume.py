@@ -332,7 +332,8 @@ def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
         until(process, after["applied_step"])
         process.send_signal(signal.SIGTERM)
         events = [json.loads(line) for line in process.stdout]
-        assert process.wait(60) == 0 and events[-2]["knobs"]["micro_batches"] == 4
+        steps = [event for event in events if event["event"] == "step"]
+        assert process.wait(60) == 0 and steps[-1]["knobs"]["micro_batches"] == 4
     finally:
         process.kill()
         process.communicate()

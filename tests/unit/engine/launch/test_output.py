@@ -9,7 +9,6 @@ from msgspec import structs
 from agents.protocol import Summary
 from engine.config.toml import LAYOUT_FILE, from_toml, load, to_toml, write_layout
 from engine.launch.output import Output
-from engine.launch.processes.standard_output import LOG
 from tests.screens.fake_run import FakeRun
 from tests.unit.engine.config.test_layout import DEMO
 
@@ -28,13 +27,14 @@ def test_first_and_last_lines_have_the_run_and_its_folder(
 ) -> None:
     folder = tmp_path / "demo-1"
     folder.mkdir()
-    output = Output(load(DEMO), as_json=False)
+    copied: list[Path] = []
+    output = Output(load(DEMO), as_json=False, copy_to=copied.append)
     output.begin(folder)
     output.start("demo-1")
     output.end(0)
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("demo-1: 8 ranks") and last.endswith(f"; run demo-1 in {folder}")
-    assert (folder / LOG).exists()
+    assert copied == [folder]
     output = Output(load(DEMO), as_json=True)
     output.begin(folder)
     output.start("demo-1")

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.planner.timing.step import Prediction
 
-EXCHANGES = ("tp", "cp", "ep", "etp")  # phases of a prediction that are collectives inside pipeline actions
+EXCHANGES = ("tp", "cp", "ep")  # phases of a prediction that are collectives inside pipeline actions
 NOISE = 0.02  # minimum relative error of a mean step time
 NOISE_OF_PARTS = 0.15  # error of parts of a step, over the step time: exposed time includes waiting
 TIE = 1e-4  # weight of the equations b = a and o = 0, for measurements that do not determine b and o

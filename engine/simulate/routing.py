@@ -49,7 +49,8 @@ class Router:
 
     def __init__(self, layout: Layout, moe: Moe, scenario: Scenario, seed: int):
         self._layout, self._moe, self._scenario, self._seed = layout, moe, scenario, seed
-        self._layers = list(layout.model.layers_with_experts)
+        model = layout.model
+        self._layers = [layer for layer in range(model.prediction_layers.stop) if model.has_experts(layer)]
         self.placement: dict[int, Map] = {layer: list(range(moe.experts)) for layer in self._layers}
         rng = np.random.default_rng([seed, 2])
         shape = len(self._layers), moe.experts
@@ -134,7 +135,7 @@ class Router:
     def _over_all_layers(
         self, counts: NDArray[np.int64], dropped: NDArray[np.int64], kept: NDArray[np.float64]
     ) -> Routed:
-        layers = self._layout.model.layers
+        layers = self._layout.model.prediction_layers.stop
         whole = Routed(
             np.zeros((layers, self._moe.experts), dtype=np.int64),
             np.zeros(layers, dtype=np.int64),

@@ -20,8 +20,9 @@ from engine.metering.axes import AXES
 from engine.planner.hardware.description import Hardware
 from engine.planner.memory.plan import plan_memory
 from engine.planner.what_if import what_if
-from engine.planner.workload.flops import FORWARD_AND_BACKWARD, MULTIPLY_ADD, head_flops, layer_flops
+from engine.planner.workload.flops import FORWARD_AND_BACKWARD, MULTIPLY_ADD, end_flops, layer_flops
 from engine.planner.workload.job import Job, Recompute
+from engine.planner.workload.parameters import layers_of_rank, stage_layers
 from engine.simulate.clock import StepClock, StepTimes, rounded
 from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions, Machines
@@ -85,7 +86,7 @@ class Simulator:
         self._imbalance = 1.0
         self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
         self._layers = [
-            [layer for stage in self._job.stages_of(pp) for layer in self._job.parts[stage]]
+            [layer for stage in self._job.stages_of(pp) for layer in stage_layers(self._job, stage)]
             for pp in range(layout.grid.pp)
         ]
 
@@ -98,14 +99,16 @@ class Simulator:
         self._flops = slice_tokens * np.array([self._forward_flops(pp) for pp in range(self._job.grid.pp)])
 
     def layers_of(self, pp: int) -> list[int]:
-        """The indices of the model layers that pipeline rank `pp` holds."""
+        """The indices of the layers that pipeline rank `pp` holds, with those of multi-token prediction."""
         return self._layers[pp]
 
     def _forward_flops(self, pp: int) -> float:
         """Forward FLOPs per token on a pipeline rank: those of its layers and, on the rank that has it, of the head."""
         model, job = self._job.model, self._job
-        layers = sum(layer_flops(model, model.layers[layer], job.seq_len) for layer in self._layers[pp])
-        return layers + (head_flops(model) if job.stages - 1 in job.stages_of(pp) else 0.0)
+        layers = sum(
+            times * layer_flops(model, layer, job.seq_len) for layer, times in layers_of_rank(job, pp).items()
+        )
+        return layers + (end_flops(model) if job.stages - 1 in job.stages_of(pp) else 0.0)
 
     @property
     def job(self) -> Job:

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.metering.axes import AXES
-from engine.planner.workload.communication.traffic import traffic
+from engine.planner.workload.communication.traffic import row_bytes, traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.operations import WIDTH
 from engine.simulate.cluster import Cluster
 
 
@@ -41,9 +40,7 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
     np.fill_diagonal(rows, 0)
     if job.ep_inner:
         rows = _two_hops(to_rank, job.ep_inner)
-    passes = 3 if job.recompute == "full" else 2
-    size = job.model.d_model * WIDTH[job.precision]
-    return ExpertTraffic(((rows + rows.T) * (passes * size)).astype(np.int64))
+    return ExpertTraffic(((rows + rows.T) * row_bytes(job)).astype(np.int64))
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:

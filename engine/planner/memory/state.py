@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from engine.planner.memory.sizes import FP32, STREAM
 from engine.planner.workload.job import Job
-from engine.planner.workload.parameters import Held, Shards, ends_held, layer_held, rank_parameters
+from engine.planner.workload.parameters import (
+    Held,
+    Shards,
+    layer_held,
+    layers_of_rank,
+    rank_parameters,
+    root_held,
+)
 from engine.planner.workload.transformer import Attention, LatentAttention
 
 MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
@@ -105,12 +112,11 @@ def saved_state(job: Job, pp: int) -> float:
 def _rotary_tables(job: Job, pp: int) -> float:
     """Bytes of rotary tables. Each attention layer of the engine has an fp32 table of cosines and sines, [2, S, 1, C],
     where C is the number of rotated dimensions."""
-    layers = [job.model.layers[n] for stage in job.stages_of(pp) for n in job.parts[stage]]
     widths = 0
-    for layer in layers:
+    for layer, times in layers_of_rank(job, pp).items():
         match layer.mixer:
             case Attention(head_dim=width) | LatentAttention(rope_dim=width):
-                widths += width
+                widths += times * width
     rows = job.seq_len if job.documents == "reset" else job.seq_len / job.grid.cp
     return 2 * FP32 * widths * rows
 
@@ -132,13 +138,12 @@ def reduces_each_micro_batch(job: Job) -> bool:
 def largest_unit(job: Job, pp: int) -> int:
     """Number of parameters in the largest FSDP unit of the layers. A unit is either the experts of a layer or the rest
     of the layer."""
-    shards, layers = Shards.of(job), {job.model.layers[n] for s in job.stages_of(pp) for n in job.parts[s]}
-    held = [layer_held(job.model, layer, shards) for layer in layers]
+    shards = Shards.of(job)
+    held = [layer_held(job.model, layer, shards) for layer in layers_of_rank(job, pp)]
     return max((max(h.dense, h.experts) for h in held), default=0)
 
 
 def root_unit(job: Job, pp: int) -> int:
     """Parameters outside the layers (embedding, last norm, head), which stay gathered from the forward pass to the
     backward pass."""
-    stages = job.stages_of(pp)
-    return ends_held(job, 0 in stages, job.stages - 1 in stages).whole
+    return root_held(job, pp).whole

@@ -19,7 +19,7 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import Seconds
 from engine.planner.timing.step import Pass, Prediction, Step
-from engine.planner.workload.communication.exchanges import Part, compressed_sums, repeats
+from engine.planner.workload.communication.exchanges import Part, repeats, replica_sums
 from engine.planner.workload.communication.fsdp_units import fsdp_units
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Gemm, Memory, Work
@@ -42,7 +42,6 @@ OPTIMIZER = 10  # host operations per weight: gradient norm, clipping, update
 # and for each reduction. They are measured as CPU time of the main thread, from runs with one and four micro-batches
 # at ZeRO 1, 2 and 3 (docs/measurements.md).
 HOOKS, GATHER, REDUCTION = 150, 200, 150
-SMALL = 64.0  # bytes of a message that only announces the sizes of the next exchange
 
 
 def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Prediction:
@@ -82,7 +81,6 @@ class CoresStep(Step):
     def _timed(self, part: Part, work: Work) -> Pass:
         one = super()._timed(part, work)
         self._dispatches(one, part)
-        self._announcements(one, part)
         return one
 
     def _dispatches(self, one: Pass, layer: Part) -> None:
@@ -96,20 +94,6 @@ class CoresStep(Step):
             if isinstance(layer.mlp, Experts) and layer.mlp.shared_hidden:
                 forward, backward = forward + SHARED[0], backward + SHARED[1]
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
-
-    def _announcements(self, one: Pass, layer: Part) -> None:
-        """Add the times of the small collectives that precede the token all-to-all: ranks exchange row counts, and
-        routers exchange counts or scores.
-        """
-        grid = self.job.grid
-        if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
-            return
-        if grid.ep > 1:
-            announced = collective_time("all_to_all", SMALL, grid.ep, 1, self.hardware)
-            one.forward.exposed["ep"] = one.forward.exposed.get("ep", 0.0) + announced
-        if grid.tp > 1 and grid.cp == 1 and (self.job.router_counts or self.job.router_scores):
-            asked = collective_time("all_gather", SMALL, grid.tp, 1, self.hardware)
-            one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
 
     def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
         """The times of kernels, operator dispatches and collectives, in seconds, added up without overlap."""
@@ -153,15 +137,8 @@ class CoresStep(Step):
                 total += gathered * gather + units * reductions * reduce / 2
             hooks = units * job.micro_batches * HOOKS
             total += self._host(hooks + gathered * GATHER + units * reductions * REDUCTION)
-        if grid.dp_replicate > 1 and job.compression.method != "none":
-            total += sum(self._alone(one) for one in compressed_sums(job, 0)) + self._compressing()
-        elif grid.dp_replicate > 1:
-            shard = 4 * held.shard
-            units = len(gathers["dense"]) + len(gathers["experts"])
-            apart = grid.fsdp * grid.tp
-            total += units * collective_time(
-                "all_reduce", shard / units, grid.dp_replicate, apart, self.hardware
-            )
+        sums = replica_sums(job, fsdp_units(job, pp), self.release.gradient_bytes)
+        total += sum(self._alone(one) for one in sums) + self._compressing()
         return self.scale * total
 
     def _optimizer(self, held: Held) -> float:

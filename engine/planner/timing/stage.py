@@ -7,7 +7,6 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time
 from engine.planner.timing.kernels import Kernels
 from engine.planner.timing.release import Release
-from engine.planner.workload.communication.exchanges import strides
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation
 
@@ -36,7 +35,6 @@ class Clock:
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
         self.kernels = Kernels(hardware, job.precision)
-        self.strides = strides(job)
 
     def time(self, operations: Iterable[Operation]) -> Seconds:
         """Total time of operations that run one after another. If a collective overlaps with computation, only its
@@ -61,7 +59,7 @@ class Clock:
                     left = max(seconds / op.ranks, seconds - kernels.gemm(op.behind) * (1 - 1 / op.ranks))
                     total.compute += CONTENTION * (seconds - left)
                     seconds = left
-                elif op.axis in ("ep", "etp") and self.job.overlap_experts:
+                elif op.axis == "ep" and self.job.overlap_experts:
                     hidden += seconds
                     continue
                 exposed[op.axis] = exposed.get(op.axis, 0.0) + seconds
@@ -71,7 +69,6 @@ class Clock:
         return total
 
     def collective(self, op: Collective) -> float:
-        stride = self.strides[op.axis]
         if op.copies > 1 and self.job.deduplicated:
-            return dispatch_time(op.bytes, op.copies, op.ranks, stride, self.hardware)
-        return collective_time(op.kind, op.bytes, op.ranks, stride, self.hardware)
+            return dispatch_time(op.bytes, op.copies, op.ranks, op.stride, self.hardware)
+        return collective_time(op.kind, op.bytes, op.ranks, op.stride, self.hardware)

@@ -128,7 +128,7 @@ class Step:
             mfu=flops / peak,
             bubble=1 - m * sum(busy) / len(busy) / window,
             phases=phases,
-            bytes=traffic(job),
+            bytes=traffic(job, gradient_bytes=release.gradient_bytes),
             bound_by=_bound_by(phases, total),
             forward=tuple(seconds * release.factor for seconds in forward),
             backward=tuple(seconds * release.factor for seconds in backward),
@@ -191,7 +191,7 @@ class Step:
                 phases["recompute"] += m * one.again.compute
                 for part in (one.forward, one.backward, one.again):
                     for axis, seconds in part.exposed.items():
-                        phases["ep" if axis == "etp" else axis] += m * seconds
+                        phases[axis] += m * seconds
         phases["launch"] = max(0.0, m * busy - sum(phases.values()))
         return phases
 
@@ -219,7 +219,7 @@ class Step:
         Weights are gathered while the forward pass runs. At ZeRO 3, weights are gathered for each use, in the forward
         pass and in the backward pass.
         """
-        job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
+        job, found = self.job, data_exchanges(self.job, pp, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
         if not self.release.overlap_dp:
             return sum(one.times * self._alone(one) for group in found for one in group) + self._compressing()

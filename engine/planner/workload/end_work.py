@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import Operations
-from engine.planner.workload.operations import Gemm, Memory, Work
+from engine.planner.workload.layer_work import SUM, Operations
+from engine.planner.workload.operations import Collective, Gemm, Memory, Work
 
 # Memory traffic of the loss in bf16 elements per logit, in forward and backward. Fused: logits are cast from bf16 to
 # fp32; their maximum, exponentials and sum are computed; the gradient overwrites them. Separate kernels: each of cast,
@@ -15,11 +15,13 @@ SEPARATE_LOSS = (19, 7)
 # Bytes per weight of an embedding to fill its dense bf16 gradient with zeros (torch's embedding_dense_backward), and to
 # read the gradient and add it to an fp32 sum.
 EMBEDDING_GRADIENT = 12
+LOSS_NUMBERS = 3  # fp32 numbers per token that the tp ranks exchange for the loss
 
 
 @lru_cache(maxsize=4096)
 def head_work(job: Job) -> Work:
-    """The operations of the last norm, the head and the loss. The vocabulary is split over tp."""
+    """The operations of the last norm, the head and the loss. The vocabulary is split over tp. The exchange of the loss
+    is listed only for the engine; it takes little time."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)
     vocab = job.model.vocab / ops.tp
@@ -27,6 +29,9 @@ def head_work(job: Job) -> Work:
     ops.gemm(ops.tokens, vocab, width, wide=True)
     forward, backward = FUSED_LOSS if job.fused_attention else SEPARATE_LOSS
     ops.memory(forward * ops.tokens * vocab, backward * ops.tokens * vocab, kernels=8)
+    if ops.tp > 1 and job.framework == "engine":
+        numbers = LOSS_NUMBERS * ops.tokens * SUM * ops.tp
+        ops.forward.append(Collective("tp", "all_gather", numbers, ops.tp))
     return ops.work()
 
 
@@ -45,11 +50,17 @@ def embedding_work(job: Job) -> Work:
 @lru_cache(maxsize=4096)
 def prediction_work(job: Job) -> Work:
     """The operations before a layer of multi-token prediction, which combine the hidden state with the embedding of the
-    next token."""
+    next token. Megatron-LM splits the projection over tp; in the engine, each tp rank projects its slice of the
+    sequence."""
     ops, width = Operations(job), job.model.d_model
+    ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
+    ops.scatter(width)
     ops.norm(ops.slice, width)
     ops.norm(ops.slice, width)
     ops.memory(4 * ops.slice * width, 4 * ops.slice * width)
-    ops.gather(2 * width)
-    ops.gemm(ops.tokens, width / ops.tp, 2 * width)
+    if job.framework == "megatron":
+        ops.gather(2 * width)
+        ops.gemm(ops.tokens, width / ops.tp, 2 * width)
+    else:
+        ops.gemm(ops.slice, width, 2 * width)
     return ops.work()

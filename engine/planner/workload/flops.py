@@ -70,17 +70,15 @@ def head_flops(model: Transformer) -> float:
 def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
     """Forward FLOPs per token of the whole model, with the layers and heads of multi-token prediction."""
     layers = sum(layer_flops(model, layer, seq_len, causal) * n for layer, n in model.kinds.items())
-    predictions = mtp_flops(model, seq_len, causal)
-    return layers + head_flops(model) + predictions
+    further = model.mtp_layers and model.mtp_layers * layer_flops(model, model.layers[-1], seq_len, causal)
+    return layers + further + end_flops(model)
 
 
-def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of multi-token prediction: its layers, the projections of hidden state and embedding, and
-    one pass through the head for each predicted token."""
-    if not model.mtp_layers:
-        return 0.0
-    mixing = mixing_flops(model.layers[-1].mixer, seq_len, causal)
-    return weight_flops(end_weights(model).mtp) + model.mtp_layers * (mixing + head_flops(model))
+def end_flops(model: Transformer) -> float:
+    """Forward FLOPs per token after the layers: one pass through the head, and for each layer of multi-token
+    prediction, the projection of hidden state and embedding and a further pass."""
+    projection = weight_flops(end_weights(model).prediction)
+    return head_flops(model) + model.mtp_layers * (projection + head_flops(model))
 
 
 def token_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:

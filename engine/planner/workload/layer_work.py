@@ -31,7 +31,12 @@ from engine.planner.workload.transformer import (
 )
 
 BF16 = 2  # bytes
-SUM = 4  # bytes of an element that the engine sums over cp
+SUM = 4  # bytes of an element that the engine sums in fp32
+COUNT = 8  # bytes of the number of rows that an expert gets
+SLICE_COUNT, SCORE = (
+    4,
+    2,
+)  # bytes of an expert's number of tokens in a slice, and of a token's score for an expert
 CHUNK = 128  # length of a chunk of the state-space scan, in tokens
 SCAN_PASSES = 4  # passes of the scan's kernels over the inner channels: chunk states, state passing, outputs
 SEPARATE_SOFTMAX = (
@@ -107,10 +112,10 @@ class Operations:
         other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", None: "all_reduce"}
         for operations, name in ((self.forward, kind), (self.backward, other.get(kind))):
             if name:
-                operations.append(Collective("tp", name, size, self.tp, behind))  # type: ignore[arg-type]
+                operations.append(Collective("tp", name, size, self.tp, 1, behind))  # type: ignore[arg-type]
         if kind == "all_gather" and self.job.framework == "megatron":
             # The forward pass saves only the slice, so the backward pass gathers it again during a matmul.
-            self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
+            self.backward.append(Collective("tp", "all_gather", size, self.tp, 1, behind))
 
     def work(self) -> Work:
         forward = tuple(self.forward)
@@ -124,15 +129,15 @@ class Operations:
         if self.job.framework != "engine":
             return forward
         last = max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=len(forward))
-        returned = max((n for n, op in enumerate(forward) if _of_experts(op)), default=-1)
-        return tuple(op for n, op in enumerate(forward) if n < last or n == returned)
+        return tuple(op for n, op in enumerate(forward) if _repeats(op, n < last))
 
 
-def _of_experts(op: Operation) -> bool:
-    """Whether `op` is an all-to-all of the experts' inputs or outputs. Recomputation repeats the all-to-all that
-    returns the experts' outputs, because the backward pass needs these outputs for the gradients of the routing
-    weights."""
-    return isinstance(op, Collective) and op.axis == "ep"
+def _repeats(op: Operation, needed: bool) -> bool:
+    """Whether recomputation repeats `op`; `needed`: a matmul follows it. Recomputation also repeats the all-to-alls
+    that return the experts' outputs, because the backward pass needs them for the gradients of the routing weights."""
+    if isinstance(op, Collective):
+        return op.repeated and (needed or op.load is not None)
+    return needed
 
 
 @lru_cache(maxsize=4096)
@@ -217,13 +222,13 @@ def _core(
             size = tokens * kv * (qk + v) * moved * cp
             # The engine sums gradients of keys and values in fp32.
             summed = size * SUM / moved if job.framework == "engine" else size
-            ops.forward.append(Collective("cp", "all_gather", size, cp))
-            ops.backward.append(Collective("cp", "all_gather", size, cp))
-            ops.backward.append(Collective("cp", "reduce_scatter", summed, cp))
+            ops.forward.append(Collective("cp", "all_gather", size, cp, ops.tp))
+            ops.backward.append(Collective("cp", "all_gather", size, cp, ops.tp))
+            ops.backward.append(Collective("cp", "reduce_scatter", summed, cp, ops.tp))
         else:
             size = tokens * (heads + max(kv, cp)) * (qk + v) * moved  # a rank has at least one KV head
-            ops.forward.append(Collective("cp", "all_to_all", size, cp))
-            ops.backward.append(Collective("cp", "all_to_all", size, cp))
+            ops.forward.append(Collective("cp", "all_to_all", size, cp, ops.tp))
+            ops.backward.append(Collective("cp", "all_to_all", size, cp, ops.tp))
     if job.fused_attention and not apart:
         ops.forward.append(AttentionCore(heads, tokens, keys, qk, v))
         ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
@@ -302,11 +307,18 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
         ops.gemm(tokens, mlp.latent, width)
     pairs = tokens * mlp.top_k * job.pairs_run
     ops.memory(2 * pairs * wide, 2 * pairs * wide, kernels=4)
-    exchanged = pairs * wide * WIDTH[job.precision] * job.busiest_rank
-    if grid.ep > 1:
-        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
+    load = job.busiest_rank
+    exchanged = pairs * wide * WIDTH[job.precision] * load
+    if job.framework == "engine":
+        _announce(ops, mlp)
+    to_experts = [
+        Collective("ep", "all_to_all", exchanged, ranks, stride, copies=mlp.top_k, load=load)
+        for ranks, stride in _hops(job)
+    ]
+    for hop in to_experts:
+        _both(ops, hop)
     if job.etp > 1:
-        _both(ops, Collective("etp", "all_gather", exchanged * job.etp, job.etp))
+        _both(ops, Collective("ep", "all_gather", exchanged * job.etp, job.etp, load=load))
     local = ceil(mlp.experts / grid.ep)
     rows = pairs * job.etp / local * job.busiest_rank
     hidden = mlp.hidden / job.etp
@@ -319,9 +331,9 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
     if grid.ep > 1:
         ops.memory(2 * rows * local * wide, 2 * rows * local * wide, kernels=2)
     if job.etp > 1:
-        _both(ops, Collective("etp", "reduce_scatter", exchanged * job.etp, job.etp))
-    if grid.ep > 1:
-        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
+        _both(ops, Collective("ep", "reduce_scatter", exchanged * job.etp, job.etp, load=load))
+    for hop in reversed(to_experts):
+        _both(ops, hop)
     ops.memory((pairs + tokens) * wide, 2 * pairs * wide, kernels=4)
     if mlp.latent:
         ops.gemm(tokens, width, mlp.latent)
@@ -329,6 +341,26 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
         shared_over_tp = job.framework == "megatron"
         hidden = mlp.shared_hidden / (ops.tp if shared_over_tp else 1)
         _dense(ops, ops.tokens if shared_over_tp else tokens, hidden, mlp.gated, width, tp=shared_over_tp)
+
+
+def _hops(job: Job) -> list[tuple[int, int]]:
+    """The all-to-alls over which a token reaches its expert: the number of ranks of each, and their stride."""
+    inner, ep = job.ep_inner or job.grid.ep, job.grid.ep
+    hops = [(inner, job.etp), (ep // inner, job.etp * inner)]
+    return [(ranks, stride) for ranks, stride in hops if ranks > 1]
+
+
+def _announce(ops: Operations, mlp: Experts) -> None:
+    """Add the small exchanges of the engine's routers (docs/evidence/bytes.md): the scores or the counts of the other
+    slices of a sequence, and the number of rows for each expert. Recomputation does not repeat them."""
+    job, grid = ops.job, ops.job.grid
+    axis, slices = ("cp" if grid.cp > 1 else "tp"), grid.cp * grid.tp
+    halves = 2 if grid.cp > 1 else 1
+    counts, scores = job.micro_batch * halves * mlp.experts * SLICE_COUNT, ops.slice * mlp.experts * SCORE
+    for size in job.router_counts * [counts] + job.router_scores * [scores] if slices > 1 else ():
+        ops.forward.append(Collective(axis, "all_gather", size * slices, slices, repeated=False))
+    for ranks, stride in _hops(job):
+        ops.forward.append(Collective("ep", "all_to_all", mlp.experts * COUNT, ranks, stride, repeated=False))
 
 
 def _both(ops: Operations, collective: Collective) -> None:

@@ -68,19 +68,36 @@ class Memory:
     kernels: float = 1
 
 
+def sent_bytes(kind: Kind, size: float, ranks: int) -> float:
+    """Bytes that each of `ranks` ranks sends to others in a collective with a buffer of `size` bytes (see
+    `Collective`), as the engine's meter counts them (docs/evidence/bytes.md)."""
+    if kind == "send":
+        return size
+    if kind == "all_reduce":
+        return 2 * size * (ranks - 1) // ranks
+    return size / ranks * (ranks - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over the `ranks` ranks of `axis`. `bytes`: size of the whole buffer, after a gather or before a
-    reduction; for an all-to-all, the bytes that a rank sends to all ranks including itself; for a send, the size of the
-    message. `behind`: a matmul that can hide the collective, if the framework overlaps the two. `copies`: how many
-    copies of each token the buffer holds, one for each of the token's experts."""
+    """A collective over `ranks` ranks that are `stride` apart. Its bytes count as traffic of `axis`. `bytes`: size of
+    the whole buffer, after a gather or before a reduction; for an all-to-all, the bytes that a rank sends to all ranks
+    including itself; for a send, the size of the message. `behind`: a matmul that can hide the collective, if the
+    framework overlaps the two.
+
+    `copies`: how many copies of each token the buffer holds, one for each of the token's experts. `load`: if the buffer
+    holds tokens of experts, `bytes` are those of the busiest rank, and `load` is their ratio to the mean over the
+    ranks; None for every other collective. `repeated`: whether recomputation repeats the collective."""
 
     axis: str
     kind: Kind
     bytes: float
     ranks: int
+    stride: int = 1
     behind: Gemm | None = None
     copies: int = 1
+    load: float | None = None
+    repeated: bool = True
 
 
 Operation = Gemm | AttentionCore | Memory | Collective

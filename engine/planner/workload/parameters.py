@@ -4,7 +4,7 @@ Every count is a sum over the weights that `weights.py` lists.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Layer, Transformer
-from engine.planner.workload.weights import Part, Weight, end_weights, layer_weights
+from engine.planner.workload.weights import Part, Weight, end_weights, layer_weights, prediction_weights
 
 
 class Parts(Counter[Part]):
@@ -44,7 +44,7 @@ class Held(NamedTuple):
 @dataclass(frozen=True)
 class Shards:
     """Number of ranks over which a weight is split, by axis. `efsdp`: number of ranks over which data parallelism
-    shards an expert. `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer;
+    shards an expert. `megatron`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer;
     otherwise it shards the rows of each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
@@ -52,23 +52,31 @@ class Shards:
     etp: int
     fsdp: int
     efsdp: int
-    flat: bool
-    shared_over_tp: bool
+    megatron: bool
 
     @classmethod
     def of(cls, job: Job) -> "Shards":
-        grid, megatron = job.grid, job.framework == "megatron"
-        return cls(grid.tp, grid.ep, job.etp, grid.fsdp, job.efsdp, megatron, megatron)
+        grid = job.grid
+        return cls(grid.tp, grid.ep, job.etp, grid.fsdp, job.efsdp, job.framework == "megatron")
+
+    def whole(self, weight: Weight) -> bool:
+        """Whether every tp rank holds the whole weight. The engine does not split shared experts and the projections of
+        multi-token prediction: each tp rank applies them to its slice of the sequence."""
+        return weight.division == "whole" or (weight.part in ("shared", "mtp") and not self.megatron)
+
+    def shape(self, weight: Weight) -> tuple[int, ...]:
+        """The shape of a weight on one rank, before data parallelism shards it."""
+        return weight.local_shape(1 if self.whole(weight) else self.tp, self.ep, self.etp)
+
+    def shard(self, weight: Weight) -> tuple[int, ...]:
+        """The shape of a data-parallel shard, with padding."""
+        shape, ways = self.shape(weight), self.efsdp if weight.division == "experts" else self.fsdp
+        return (ceil(prod(shape) / ways),) if self.megatron else (ceil(shape[0] / ways), *shape[1:])
 
     def held(self, weight: Weight) -> Held:
         """Number of elements of a weight that one rank holds."""
-        expert = weight.division == "experts"
-        # The engine keeps shared experts whole: each tp rank applies them to its slice of the sequence.
-        tp = 1 if weight.part == "shared" and not self.shared_over_tp else self.tp
-        shape, ways = weight.local_shape(tp, self.ep, self.etp), self.efsdp if expert else self.fsdp
-        size = prod(shape)
-        shard = ceil(size / ways) if self.flat else ceil(shape[0] / ways) * prod(shape[1:])
-        return Held(0, 0, size, shard) if expert else Held(size, shard)
+        size, shard = prod(self.shape(weight)), prod(self.shard(weight))
+        return Held(0, 0, size, shard) if weight.division == "experts" else Held(size, shard)
 
 
 def layer_parameters(model: Transformer, layer: Layer) -> Parts:
@@ -95,33 +103,66 @@ def by_part(model: Transformer, mtp: bool = False) -> Parts:
 
 def rank_parameters(job: Job, pp: int) -> Held:
     """Parameter counts of a rank at pipeline coordinate `pp`."""
-    held = Held()
+    held, shards = Held(), Shards.of(job)
     for stage in job.stages_of(pp):
-        held = held.plus(stage_parameters(job, stage))
-    first, last = 0 in job.stages_of(pp), job.stages - 1 in job.stages_of(pp)
-    return held.plus(ends_held(job, first, last))
-
-
-def stage_parameters(job: Job, stage: int) -> Held:
-    """Parameter counts of a stage's layers on one rank, without embedding and head."""
-    held, model = Held(), job.model
-    for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
-        held = held.plus(layer_held(model, layer, Shards.of(job)), times)
+        for layer, times in Counter(stage_layers(job, stage).values()).items():
+            held = held.plus(layer_held(job.model, layer, shards), times)
+        held = held.plus(_held(tuple(weight for _, weight in _ends(job, stage)), shards))
     return held
 
 
-def ends_held(job: Job, first: bool, last: bool) -> Held:
-    """Parameter counts of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
-    embedding's rank has a copy of the embedding's weight. Multi-token prediction, which runs on the head's rank, needs
-    a copy of the embedding's weight even if the head is not tied."""
-    ends, weights = end_weights(job.model), list[Weight]()
-    if first:
-        weights += ends.embedding
-    if last:
-        weights += [*ends.head, *ends.mtp]
-        if not first and (job.model.tied or job.model.mtp_layers):
-            weights.append(ends.embedding[0])
+def stage_weights(job: Job, stage: int) -> Iterator[tuple[int | str | None, Weight]]:
+    """The weights of a pipeline stage, each with the part of the stage to which it belongs: the number of a layer (the
+    layers of multi-token prediction follow those of the model); "head"; or None, for all other weights."""
+    for number, layer in stage_layers(job, stage).items():
+        yield from ((number, weight) for weight in layer_weights(job.model, layer))
+    yield from _ends(job, stage)
+
+
+def root_held(job: Job, pp: int) -> Held:
+    """Parameter counts of the weights on a rank that are outside the layers."""
+    weights = (weight for stage in job.stages_of(pp) for _, weight in _ends(job, stage))
     return _held(tuple(weights), Shards.of(job))
+
+
+def layers_of_rank(job: Job, pp: int) -> Counter[Layer]:
+    """The kinds of layers on a rank, including those of multi-token prediction, and how many there are of each."""
+    return Counter(layer for stage in job.stages_of(pp) for layer in stage_layers(job, stage).values())
+
+
+def stage_layers(job: Job, stage: int) -> dict[int, Layer]:
+    """The layers of a stage by number. The last stage also has those of multi-token prediction, whose numbers follow
+    those of the model's layers."""
+    layers = job.model.layers
+    found = {number: layers[number] for number in job.parts[stage]}
+    if stage == job.stages - 1:
+        found |= dict.fromkeys(range(len(layers), len(layers) + job.model.mtp_layers), layers[-1])
+    return found
+
+
+def _ends(job: Job, stage: int) -> Iterator[tuple[str | None, Weight]]:
+    """The weights of a stage outside its layers. If the head is tied or there is multi-token prediction, a last stage
+    without the embedding has a copy of the embedding's weight. In Megatron-LM, two stages of the same rank share it."""
+    ends, model, last = end_weights(job.model), job.model, job.stages - 1
+    if stage == 0:
+        yield from ((None, weight) for weight in ends.embedding)
+    if stage == last:
+        yield from ((None if weight.part == "norm" else "head", weight) for weight in ends.head)
+        yield from ((None, weight) for weight in model.mtp_layers * ends.prediction)
+        shared = stage == 0 or (job.framework == "megatron" and _same_rank(job))
+        if (model.tied or model.mtp_layers) and not shared:
+            yield None if model.mtp_layers else "head", ends.embedding[0]
+
+
+def _same_rank(job: Job) -> bool:
+    """Whether one pipeline rank has both the first and the last stage."""
+    return job.stages - 1 in job.stages_of(0)
+
+
+def embedding_copied(job: Job) -> bool:
+    """Whether the first and the last pipeline rank each have a copy of the embedding's weight, so that they sum its
+    gradient."""
+    return (job.model.tied or job.model.mtp_layers > 0) and not _same_rank(job)
 
 
 def layer_held(model: Transformer, layer: Layer, shards: Shards) -> Held:
@@ -145,7 +186,7 @@ def _weights(model: Transformer, mtp: bool) -> Counter[Weight]:
         for weight in layer_weights(model, layer):
             counts[weight] += times
     ends = end_weights(model)
-    counts.update([*ends.embedding, *ends.head, *(ends.mtp if mtp else ())])
+    counts.update([*ends.embedding, *ends.head, *(prediction_weights(model) if mtp else ())])
     return counts
 
 

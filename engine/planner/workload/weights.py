@@ -68,12 +68,13 @@ class Weight:
 
 
 class Ends(NamedTuple):
-    """Weights outside the layers: those of the embedding with learned positions, of the last norm and the head, and of
-    multi-token prediction. `head` has only the last norm if the head is tied to the embedding."""
+    """Weights outside the layers: those of the embedding with learned positions, of the last norm and the head, and
+    those that each module of multi-token prediction has besides its layer. `head` has only the last norm if the head is
+    tied to the embedding; `prediction` is empty if there is no multi-token prediction."""
 
     embedding: tuple[Weight, ...]
     head: tuple[Weight, ...]
-    mtp: tuple[Weight, ...]
+    prediction: tuple[Weight, ...]
 
 
 def layer_weights(model: Transformer, layer: Layer) -> tuple[Weight, ...]:
@@ -92,7 +93,7 @@ def _layer_weights(D: int, scale: int, layer: Layer) -> tuple[Weight, ...]:
 
 
 def end_weights(model: Transformer) -> Ends:
-    """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
+    """Weights of the embedding, positions, last norm and head, and those of a module of multi-token prediction.
 
     Each module of multi-token prediction projects the normalised hidden state and the embedding of the next token with
     a matrix [D, 2 D], then applies a transformer layer and a norm. The modules use the model's embedding and head
@@ -105,11 +106,16 @@ def end_weights(model: Transformer) -> Ends:
     head = [_norm("last_norm", D * scale)]
     if not model.tied:
         head.append(Weight("head", "head", (V, D), "rows"))
-    mtp: list[Weight] = []
-    for _ in range(model.mtp_layers):
-        mtp += [_norm(name, D * scale) for name in ("state_norm", "embedding_norm", "last_norm")]
-        mtp += [Weight("mtp", "joint", (D, 2 * D), "rows"), *layer_weights(model, model.layers[-1])]
-    return Ends(tuple(embedding), tuple(head), tuple(mtp))
+    prediction: list[Weight] = []
+    if model.mtp_layers:
+        prediction += [_norm(name, D * scale) for name in ("state_norm", "embedding_norm", "last_norm")]
+        prediction.append(Weight("mtp", "joint", (D, 2 * D), "rows"))
+    return Ends(tuple(embedding), tuple(head), tuple(prediction))
+
+
+def prediction_weights(model: Transformer) -> tuple[Weight, ...]:
+    """The weights of all modules of multi-token prediction, each with a layer like the model's last."""
+    return model.mtp_layers * (*end_weights(model).prediction, *layer_weights(model, model.layers[-1]))
 
 
 def _mixer(mixer: Mixer, D: int) -> list[Weight]:

@@ -40,7 +40,7 @@ def step(trainer: Trainer, number: int) -> None:
 
 def compare(context: RankContext, layout: Layout, out: Path, moving: bool) -> None:
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
+    meter = Meter(layout.model.prediction_layers.stop, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.operation))
     routings: list[Routing] = []
     for module in (module for stage in trainer.stages for module in stage.modules()):

@@ -17,7 +17,7 @@ from tests.ranks.cases.case import (
     V3,
     ZBV,
 )
-from tests.ranks.cases.over_models import MLA, QWEN3
+from tests.ranks.cases.over_models import MLA, MTP, QWEN3
 
 
 def packed(method: str) -> list[str]:
@@ -99,5 +99,49 @@ CASES = {
     "deepseek": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *DEEPSEEK, *FULL],
     "v3": [*SMALL, "model.layers=3", "grid.cp=2", "grid.tp=2", "grid.ep=2", *V3, *DROPS],
     "deepseek surest": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", *DEEPSEEK, *SURE],
+    "mtp": [*SMALL, "grid.dp_shard=2", "grid.ep=2", *MTP, "knobs.micro_batches=1"],
+    "mtp pp tp": [*SMALL, "grid.pp=2", "grid.tp=2", "grid.ep=2", *MTP, *FULL],
+    "mtp pp zero 3": [
+        *SMALL,
+        "grid.pp=2",
+        "grid.dp_shard=2",
+        "grid.ep=2",
+        "model.vocab=257",
+        "train.zero=3",
+        "knobs.micro_batches=4",
+        *MTP,
+    ],
+    "mtp tied interleaved": [*SMALL, *INTERLEAVED, "grid.dp_shard=2", "model.layers=5", *MTP, *TIED, *BF16],
+    "mtp dense tied replicas": [
+        *SMALL,
+        "grid.pp=2",
+        "grid.dp_replicate=3",
+        "model.moe=none",
+        "train.global_batch=6",
+        *MTP,
+        *TIED,
+    ],
+    "mtp v3 cp tp": [
+        *SMALL,
+        "model.layers=3",
+        "grid.cp=2",
+        "grid.tp=2",
+        "grid.ep=4",
+        *V3,
+        *DROPS,
+        *MTP,
+        *TWO_HOPS,
+    ],
+    "mtp zero 3 replicas": [
+        *SMALL,
+        "grid.dp_replicate=2",
+        "grid.dp_shard=2",
+        "train.zero=3",
+        *MLA,
+        *MTP,
+        *SELECTIVE,
+        *packed("top_k"),
+    ],
+    "tied zbv zero 1": [*SMALL, *ZBV, "grid.dp_shard=2", "train.zero=1", *TIED],
     "expert choice cp": [*SMALL, "grid.cp=2", "grid.tp=2", "grid.ep=2", *EXPERT_CHOICE, *SELECTIVE],
 }

@@ -45,7 +45,10 @@ def expected(
     tp = m * (len(blocks) * attention + (len(blocks) - moe) * dense * X)
     router = m * moe * b * _router_bytes_per_slice(layout, model.moe) if model.moe else 0
     tp += router * (t - 1) if c == 1 else 0
-    tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
+    # The head and the loss run once more for each layer of multi-token prediction, after the embedding of a further
+    # token.
+    further = last * model.mtp_layers
+    tp += m * ((first + further) * 2 * X + (last + further) * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
         r = sum(local_shard(p).numel() for p in replicated_over_tp(trainer.stages))
         tp += 2 * (t - 1) * r * 4 // t

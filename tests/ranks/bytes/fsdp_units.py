@@ -47,8 +47,13 @@ def units(layout: Layout, trainer: Trainer) -> list[Unit]:
             expert = experts.get(name, False)
             ranks = grid.efsdp if expert else grid.fsdp
             shard = (-(-parameter.shape[0] // ranks), *parameter.shape[1:])
-            unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
-            unit = {"embedding": "root", "norm": "root"}.get(unit, unit)
+            unit = (
+                ".".join(name.split(".")[:2]) if name.startswith(("layers.", "mtp.")) else name.split(".")[0]
+            )
+            # The root has everything outside blocks and head, such as the norms of multi-token prediction. A head that
+            # is tied to an embedding of its stage belongs to the root, too.
+            inside = unit.startswith("layers.") or ".block." in name or unit == "head"
+            unit = unit if inside else "root"
             if not shards_by_block(layout):  # a stage is one unit, and its experts are another
                 unit = "root"
             shards[number, "experts of " + unit if expert else unit, ranks].append(shard)

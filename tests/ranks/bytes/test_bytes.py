@@ -21,6 +21,7 @@ QUICK = (
     "pp zero 3",
     "cp ulysses",
     "pp tp ep zbv",
+    "mtp pp zero 3",
 )
 BATCHES = batched("bytes", list(CASES), QUICK)
 

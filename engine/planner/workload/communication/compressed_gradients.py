@@ -32,12 +32,6 @@ class Message(NamedTuple):
     kind: Kind
     size: float
 
-    def sent(self, ranks: int) -> float:
-        """Bytes that each of `ranks` ranks sends in this collective."""
-        if self.kind == "all_reduce":
-            return 2 * self.size * (ranks - 1) // ranks
-        return self.size / ranks * (ranks - 1)
-
 
 def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> Iterator[Message]:
     """The collectives that sum one FSDP unit's gradient over the replicas; `ranks`: number of replicas. With the method
@@ -48,11 +42,6 @@ def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> 
         yield Message("all_reduce", NUMBER * exact)
     if packed:
         yield from _METHODS[values.method](values, packed, ranks)
-
-
-def sent_bytes(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> float:
-    """Bytes that a rank sends to sum one FSDP unit's gradient."""
-    return sum(message.sent(ranks) for message in messages(values, shards, ranks))
 
 
 def _chunks(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:

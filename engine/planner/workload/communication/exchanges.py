@@ -1,24 +1,27 @@
-"""The collectives of a rank in a step, from which both the time of a step and its communication roofline are computed.
+"""The collectives of a rank in a step, from which the time of a step, its communication roofline and the bytes that a
+rank sends (`traffic.py`) are computed.
 
 The collectives of tp, cp and ep are among the operations of the rank's stages. For dp, the ZeRO stage determines how
 often weights are gathered and gradients are reduced (docs/evidence/bytes.md).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 from typing import Literal, NamedTuple
 
 from engine.planner.schedule import action_order
 from engine.planner.workload.communication.compressed_gradients import messages
-from engine.planner.workload.communication.fsdp_units import fsdp_units
+from engine.planner.workload.communication.fsdp_units import Unit, fsdp_units
 from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import layer_work
-from engine.planner.workload.operations import WIDTH, Collective, Kind, Operation, Work
-from engine.planner.workload.parameters import Held, ends_held, rank_parameters
+from engine.planner.workload.layer_work import COUNT, layer_work
+from engine.planner.workload.operations import WIDTH, Collective, Kind, Operation, Work, sent_bytes
+from engine.planner.workload.parameters import Shards, embedding_copied, layers_of_rank, stage_weights
 from engine.planner.workload.recomputed import recomputed_work
-from engine.planner.workload.transformer import Layer
+from engine.planner.workload.transformer import Experts, Layer
+from engine.planner.workload.weights import end_weights
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Exchange:
     """A collective over `ranks` ranks that are `stride` apart. `bytes`: size of the buffer, as in `Collective`.
     `times`: how often the exchange runs in a step. `pieces`: number of separate collectives (one for
     each FSDP unit) that together move `bytes`. `copies`: for an all-to-all, how many copies of each token the buffer
-    holds."""
+    holds. `load`: as in `Collective`."""
 
     axis: str
     kind: Kind
@@ -36,6 +39,12 @@ class Exchange:
     times: float = 1
     pieces: int = 1
     copies: int = 1
+    load: float | None = None
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank sends to other ranks in a step; if tokens are sent to experts, the mean over the ranks."""
+        return self.times * sent_bytes(self.kind, self.bytes / (self.load or 1), self.ranks)
 
 
 class Repeats(NamedTuple):
@@ -82,59 +91,80 @@ class DataExchanges(NamedTuple):
     root: list[Exchange]
 
 
-def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """The data-parallel collectives that a rank at pipeline coordinate `pp` runs in a step. `held`: the rank's
-    parameter counts. With ZeRO 0, the all-reduce of the gradients is listed as a reduce-scatter and an all-gather;
-    weights are not gathered. The buffers have a shard for each rank, so they include the rows that FSDP2 adds as
-    padding: 8 experts over 128 ranks are padded to 128."""
+def data_exchanges(job: Job, pp: int, gradient_bytes: float) -> DataExchanges:
+    """The data-parallel collectives that a rank at pipeline coordinate `pp` runs in a step. With ZeRO 0, Megatron-LM's
+    all-reduce of the gradients is listed as a reduce-scatter and an all-gather; weights are not gathered. The buffers
+    have a shard for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded
+    to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found
-    often, mine = repeats(job, pp), job.stages_of(pp)
-    units = sum(len(job.parts[stage]) for stage in mine) + 2
-    width = gradient_bytes if job.zero == 0 else WIDTH[job.precision]
-    embedding = ends_held(job, True, False).dense_shard if job.zero == 3 and 0 in mine else 0
-    for shard, root, ranks, stride in (
-        (held.dense_shard, embedding, grid.fsdp, grid.tp),
-        (held.experts_shard, 0, job.efsdp, grid.ep * job.etp),
-    ):
-        if not shard:
+    often, units = repeats(job, pp), fsdp_units(job, pp)
+    whole = job.zero == 0 and job.framework == "megatron"
+    width = gradient_bytes if whole else WIDTH[job.precision]
+    dense, experts = (grid.fsdp, grid.tp), (job.efsdp, grid.ep * job.etp)
+    groups: dict[tuple[tuple[int, int], bool], list[Unit]] = {}
+    for unit in units:
+        apart = unit.root and often.root != often.gathers
+        groups.setdefault((experts if unit.experts else dense, apart), []).append(unit)
+    for ((ranks, stride), apart), alike in groups.items():
+        if ranks == 1:
             continue
-        if ranks > 1:
-            sizes: tuple[tuple[list[Exchange], Kind, float, int, int], ...] = (
-                (found.reductions, "reduce_scatter", shard * gradient_bytes, often.reductions, units),
-                (found.gathers, "all_gather", (shard - root) * width, often.gathers, units),
-                (found.root, "all_gather", root * width, often.root, 1),
-            )
-            for group, kind, size, times, pieces in sizes:
-                if size:
-                    group.append(Exchange("dp", kind, size * ranks, ranks, stride, times, pieces))
-        if grid.dp_replicate > 1 and job.compression.method == "none":
-            found.sums.append(
-                Exchange(
-                    "dp", "all_reduce", shard * gradient_bytes, grid.dp_replicate, stride * ranks, 1, units
-                )
-            )
-    found.sums.extend(compressed_sums(job, pp))
+        size, pieces = ranks * sum(unit.shard for unit in alike), len(alike)
+        times = often.root if apart else often.gathers
+        gathers, gathered = (found.root if apart else found.gathers), size * width
+        gathers.append(Exchange("dp", "all_gather", gathered, ranks, stride, times, pieces))
+        reduced = size * gradient_bytes
+        found.reductions.append(
+            Exchange("dp", "reduce_scatter", reduced, ranks, stride, often.reductions, pieces)
+        )
+    found.sums.extend(replica_sums(job, units, gradient_bytes))
     return found
 
 
-def compressed_sums(job: Job, pp: int) -> list[Exchange]:
-    """The collectives with which replicas sum compressed gradients; an empty list if gradients are not compressed."""
-    ranks = job.grid.dp_replicate
-    if ranks == 1 or job.compression.method == "none":
-        return []
-    stride = job.grid.fsdp * job.grid.tp
-    return [
-        Exchange("dp", message.kind, message.size, ranks, stride)
-        for unit in fsdp_units(job, pp)
-        for message in messages(job.compression, unit.shapes, ranks)
-    ]
+def replica_sums(job: Job, units: Sequence[Unit], gradient_bytes: float) -> Iterator[Exchange]:
+    """The collectives with which the replicas sum the gradients of FSDP units."""
+    ranks, stride = job.grid.dp_replicate, job.grid.fsdp * job.grid.tp
+    for unit in units if ranks > 1 else ():
+        if job.compression.method == "none":
+            yield Exchange("dp", "all_reduce", unit.shard * gradient_bytes, ranks, stride)
+            continue
+        for message in messages(job.compression, unit.shapes, ranks):
+            yield Exchange("dp", message.kind, message.size, ranks, stride)
 
 
-def strides(job: Job) -> dict[str, int]:
-    """Stride between neighbouring ranks of a group, for each axis over which a layer communicates."""
-    return {"tp": 1, "cp": job.grid.tp, "etp": 1, "ep": job.etp}
+def sums_after_backward(job: Job, pp: int, fsdp: int, gradient_bytes: float) -> Iterator[Exchange]:
+    """The small all-reduces at the end of a step: gradients of weights that every tp rank holds whole, gradients of the
+    embedding's weight and of its copy on the last stage, and loads of the experts (docs/evidence/bytes.md)."""
+    grid, shards = job.grid, Shards.of(job)
+    replicated = sum(
+        _own(job, shards.shape(weight), fsdp)
+        for stage in job.stages_of(pp)
+        for _, weight in stage_weights(job, stage)
+        if shards.whole(weight)
+    )
+    yield Exchange("tp", "all_reduce", replicated * gradient_bytes, grid.tp, 1)
+    if embedding_copied(job) and {0, job.stages - 1} & {*job.stages_of(pp)}:
+        copied = _own(job, shards.shape(end_weights(job.model).embedding[0]), fsdp)
+        yield Exchange("pp", "all_reduce", copied * gradient_bytes, 2, grid.world // grid.pp * (grid.pp - 1))
+    if job.bias_balance:
+        loads = sum(
+            times * layer.mlp.experts * COUNT
+            for layer, times in layers_of_rank(job, pp).items()
+            if isinstance(layer.mlp, Experts)
+        )
+        yield Exchange("tp", "all_reduce", loads, grid.tp, 1)
+        yield Exchange("dp", "all_reduce", loads, grid.fsdp, grid.tp)
+        yield Exchange("dp", "all_reduce", loads, grid.dp_replicate, grid.tp * grid.fsdp)
+
+
+def _own(job: Job, shape: tuple[int, ...], fsdp: int) -> int:
+    """Number of a weight's elements whose gradients the rank at coordinate `fsdp` sums: those of its shard, without
+    padding. Megatron-LM sums whole gradients."""
+    if job.framework == "megatron":
+        return prod(shape)
+    rows = ceil(shape[0] / job.grid.fsdp)
+    return min(rows, max(0, shape[0] - fsdp * rows)) * prod(shape[1:])
 
 
 def send_bytes(job: Job) -> float:
@@ -171,25 +201,38 @@ def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
     return (*repeated, *recomputed_work(job, part))
 
 
-def rank_exchanges(job: Job, pp: int, gradient_bytes: float) -> list[Exchange]:
-    """All collectives that a rank at pipeline coordinate `pp` runs in a step."""
+def rank_exchanges(job: Job, pp: int, gradient_bytes: float, fsdp: int = 0) -> list[Exchange]:
+    """All collectives that a rank at the coordinates `pp` and `fsdp` runs in a step. The ranks at coordinate 0 of fsdp
+    have the largest shards."""
     counts: Counter[Collective] = Counter()
     for stage in job.stages_of(pp):
         for part, work, times in parts(job, stage):
             for operation in (*work.forward, *work.backward, *again(job, part, work)):
                 if isinstance(operation, Collective):
                     counts[operation] += times * job.micro_batches
-    apart = strides(job)
     found = []
     for op, times in counts.items():
-        axis, copies = "ep" if op.axis == "etp" else op.axis, op.copies if job.deduplicated else 1
-        found.append(Exchange(axis, op.kind, op.bytes, op.ranks, apart[op.axis], times, 1, copies))
+        copies = op.copies if job.deduplicated else 1
+        found.append(Exchange(op.axis, op.kind, op.bytes, op.ranks, op.stride, times, 1, copies, op.load))
     if count := sends(job, pp):
         stride = job.grid.world // job.grid.pp
         found.append(Exchange("pp", "send", send_bytes(job), 2, stride, count * job.micro_batches))
-    for group in data_exchanges(job, pp, rank_parameters(job, pp), gradient_bytes):
+    for group in data_exchanges(job, pp, gradient_bytes):
         found += group
-    return found
+    found += sums_after_backward(job, pp, fsdp, gradient_bytes)
+    return [one for one in found if one.ranks > 1 and one.bytes]
+
+
+def passes_of_rows(job: Job) -> int:
+    """How many times the row of a (token, expert) pair travels to its expert and back in a step: in the forward and in
+    the backward pass, and if the layer is recomputed, once more."""
+    layer = next(layer for layer in job.model.kinds if isinstance(layer.mlp, Experts))
+    work = layer_work(job, layer)
+    forward, rest = (
+        sum(isinstance(op, Collective) and op.load is not None for op in operations)
+        for operations in (work.forward, (*work.backward, *again(job, layer, work)))
+    )
+    return 1 + rest // forward
 
 
 def sends(job: Job, pp: int) -> int:

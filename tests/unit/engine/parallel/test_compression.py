@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.compression import METHODS, CompressionValues, Method
-from engine.planner.workload.communication.compressed_gradients import sent_bytes
+from engine.planner.workload.communication.compressed_gradients import messages
+from engine.planner.workload.operations import sent_bytes
 from engine.sharding.compression import reductions
 from engine.sharding.compression.reductions import Compression, Segment
 from tests.unit.engine.parallel.compression_reference import low_rank, summed
@@ -196,7 +197,7 @@ def test_infinite_gradient_is_seen_and_leaves_no_trace(method: Method, bad: floa
 def test_bytes_equal_the_formula(method: Method) -> None:
     values = values_of(method)
     ranks = on_each(P, lambda axis: run(axis, values, lambda rank: gradients(rank, torch.float32)))
-    assert ranks[0].bytes == sent_bytes(values, SHAPES, P)
+    assert ranks[0].bytes == sum(sent_bytes(each.kind, each.size, P) for each in messages(values, SHAPES, P))
 
 
 def test_threshold_sends_the_elements_above_the_bound() -> None:

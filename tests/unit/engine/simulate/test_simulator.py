@@ -99,6 +99,26 @@ def test_the_numbers_of_a_step_agree(overrides: tuple[str, ...]) -> None:
             assert found.routed.dropped[layer] <= pairs
 
 
+def test_layers_of_multi_token_prediction_run_on_the_last_stage() -> None:
+    """With expert choice, all experts have equal loads, so every layer sends as many bytes. The last of two stages has
+    one layer of the model, and two that predict further tokens."""
+    balanced = ("model.moe.router=expert_choice", "model.moe.balance=none")
+    run, without = Run(small(*balanced, "model.mtp_layers=2")), Run(small(*balanced))
+    found = run.step()
+    assert [run.simulator.layers_of(pp) for pp in (0, 1)] == [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9]]
+    assert found.routed and found.routed.load.astype(bool).all() and len(found.routed.load) == 10
+    first, *_, last = rank_steps(run, found)
+    # Of the rows of 16 slices of 1024 / 4 tokens with two experts each, 7 of 8 leave the rank; there and back, twice.
+    of_a_layer = 4 * (16 * 1024 // 4 * 2 * 7 // 8) * 1024 * 2
+    assert (first.a2a_bytes, last.a2a_bytes) == (7 * of_a_layer, 3 * of_a_layer)
+    # A layer has four projections, scores and weighted sum over 512 keys, a router and two experts of three matrices.
+    D, keys = 1024, 512
+    layer = 2 * (4 * D * D + 2 * keys * D + 16 * D + 2 * 3 * D * 2048)
+    each = layer + 2 * 2 * D * D + 2 * D * 32768
+    more = run.simulator._flops.sum() - without.simulator._flops.sum()
+    assert more == pytest.approx(2 * each * 3 * 16 * 1024 / 4, rel=1e-9)
+
+
 def test_a_timeline_is_the_schedule() -> None:
     run = Run()
     found = run.step()

@@ -58,7 +58,14 @@ def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
     difference between a model of two layers and a model of one, because the embedding and the head also send bytes."""
     two, one = (
         traffic(
-            Job(models.gpt(layers, hidden, 96, 51200, 2048), 2048, micro_batch, micro_batch, Grid(tp=tp)), 0
+            Job(
+                models.gpt(layers, hidden, 96, 51200, 2048),
+                2048,
+                micro_batch,
+                micro_batch,
+                Grid(tp=tp),
+                framework="engine",
+            ),
         )["tp"]
         for layers in (2, 1)
     )

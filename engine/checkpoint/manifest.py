@@ -3,7 +3,7 @@
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -53,6 +53,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     loss_scale: Annotated[float, Meta(gt=0)] | None = None  # with fp16: the scale of the next step
     good_steps: Natural = 0  # with fp16: steps without overflow since the scale last changed
     skipped_steps: Natural = 0
+    huggingface: dict[str, Any] | None = None  # config.json of the model that `engine import-hf` imported
     files: dict[FileName, Natural] = {}  # name -> bytes
     sums: dict[FileName, Natural] = {}  # name -> CRC-32 of its content
 

@@ -23,7 +23,7 @@ from engine.config.sections.training import Compression, LossScale, Train
 ADDED_LATER = {  # keys of [model] and [data] that are in a digest only if they are set, so that old digests stay valid
     "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "window", "qk_norm", "qkv_bias",
     "bias", "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
-    "separate_documents", "reset_positions", "implementation",
+    "separate_documents", "reset_positions", "implementation", "latent_norm_eps", "max_seq_len",
 }  # fmt: skip
 
 

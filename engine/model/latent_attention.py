@@ -35,17 +35,17 @@ class LatentAttention(nn.Module):
         self.tp, self.context = factory.tp, factory.context
         q_rank, self.kv_rank, self.nope, self.rope_dim, self.v_dim = model.latent
         D, H = model.d_model, model.heads
-        self.q_dim = self.nope + self.rope_dim
+        self.q_dim, eps = self.nope + self.rope_dim, model.latent_norm_eps or model.norm_eps
         self.q: nn.Parameter | None = None
         self.q_down: nn.Parameter | None = None
         if q_rank:
             self.q_down = factory.replicated(f"{name}.q_down", (q_rank, D), 0.02)
-            self.q_norm = RMSNorm(factory, q_rank, model.norm_eps)
+            self.q_norm = RMSNorm(factory, q_rank, eps)
             self.q_up = factory.sharded(f"{name}.q_up", (H * self.q_dim, q_rank), 0.02, 0)
         else:
             self.q = factory.sharded(f"{name}.q", (H * self.q_dim, D), 0.02, 0)
         self.kv_down = factory.replicated(f"{name}.kv_down", (self.kv_rank + self.rope_dim, D), 0.02)
-        self.kv_norm = RMSNorm(factory, self.kv_rank, model.norm_eps)
+        self.kv_norm = RMSNorm(factory, self.kv_rank, eps)
         self.kv_up = factory.sharded(f"{name}.kv_up", (H * (self.nope + self.v_dim), self.kv_rank), 0.02, 0)
         self.o = factory.sharded(f"{name}.o", (D, H * self.v_dim), out_std, 1)
         table = rope_table(model.seq_len, self.rope_dim, model.rope_theta)

@@ -59,6 +59,7 @@ class Saving:
         self._meter, self._agent = meter, agent
         self._knob_state, self._on_checkpoint = knob_state, on_checkpoint
         self.checkpoints_dir = checkpoints_dir
+        self._imported: dict[str, Any] | None = None  # `Manifest.huggingface` of the restored checkpoint
         self.checkpoints: Checkpoints | None = None
         self._acks: SaveAcks | None = None
         if checkpoints_dir:
@@ -95,6 +96,7 @@ class Saving:
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
             raise LayoutError(refusal)
+        self._imported = manifest.huggingface
         # A run may begin to average its weights when it resumes; the average then starts from the weights of
         # the checkpoint.
         averaged = manifest.layout.train.ema is not None and not manifest.weights_only
@@ -198,6 +200,7 @@ class Saving:
             loss_scale=scaler.scale if scaler.settings else None,
             good_steps=scaler.good_steps,
             skipped_steps=scaler.skipped,
+            huggingface=self._imported,
         )
 
 

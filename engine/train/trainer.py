@@ -131,7 +131,7 @@ class Trainer:
             profiler.start_step(step)
         self.meter.start_step(step)
         revision, knobs = self.board.revision, self.board.values
-        scaler = computation.loss_scaler
+        scaler, capacity_factor = computation.loss_scaler, self.knob_values.capacity_factor
         conditions = StepConditions(
             step,
             revision,
@@ -162,7 +162,7 @@ class Trainer:
         self.saving.save_if_due(step + 1, last=stop)
         if self.validation.due(step + 1):
             with self.meter.phase("validation"):
-                conditions = replace(conditions, validation_loss=self.validation.loss())
+                conditions = replace(conditions, validation_loss=self.validation.loss(capacity_factor))
         if self.text_samples.due(step + 1):
             with self.meter.phase("sample"):
                 self.text_samples.generate(step)

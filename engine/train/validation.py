@@ -47,10 +47,11 @@ class Validation:
         last step."""
         return self._every > 0 and (done % self._every == 0 or done == self._layout.train.steps)
 
-    def loss(self) -> float:
-        """The loss per token over all sequences, equal on all ranks. Uses the averaged weights if the run keeps them.
-        Collective over all ranks."""
-        with evaluation(self._computation, self._meter):
+    def loss(self, capacity_factor: float | None) -> float:
+        """The loss per token over all sequences, equal on all ranks, with the `capacity_factor` of the step that it is
+        recorded for: the ranks may already have agreed on another for the next step. Uses the averaged weights if the
+        run keeps them. Collective over all ranks."""
+        with evaluation(self._computation, self._meter, capacity_factor=capacity_factor):
             mine = self._sum()
         total = float(self._world.all_ranks.all_reduce(mine.double()))
         return total / (self._layout.validation.sequences * self._layout.model.seq_len)

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint.huggingface.architectures import config_of
+from engine.checkpoint.huggingface.architectures import ARCHITECTURES, PREDICTS, config_of
 from engine.checkpoint.huggingface.importing import CONFIG, SHARDS, SINGLE
-from engine.checkpoint.huggingface.tensors import PREDICTS, Entry, entries
+from engine.checkpoint.huggingface.tensors import Entry, entries
 from engine.checkpoint.manifest import PARTIAL, Checkpoint
 from engine.checkpoint.reading import newest_checkpoint
 from engine.checkpoint.storage import read_tensor
@@ -46,7 +46,7 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
     and nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
-    config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
+    config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."), checkpoint.manifest.huggingface)
     index = read_index(checkpoint.folder, files)
     wanted = [
         entry for entry in entries(model, config["model_type"]) if not _unbiased(checkpoint, index, entry)
@@ -70,7 +70,7 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     parameters = sum(prod(entry.shape) for entry in wanted if not entry.copy)
-    name = config["architectures"][0]
+    name = ARCHITECTURES[config["model_type"]].name
     left_out = 0 if config["model_type"] in PREDICTS else model.mtp_layers
     return Exported(target, checkpoint.folder, name, parameters, size, count, left_out)
 
@@ -112,7 +112,12 @@ def _write(
             tensor = read_tensor(checkpoint.folder, index, f"model.{entry.ours}")
             # transformers stores the bias in fp32.
             own = torch.float32 if entry.ours.endswith("router.bias") else dtype
-            tensors[entry.theirs] = entry.to_theirs(tensor).to(own).contiguous()
+            tensors[entry.theirs] = written = entry.to_theirs(tensor).to(own).contiguous()
+            if not written.isfinite().all():
+                raise RefusedError(
+                    f"{checkpoint.folder}: model.{entry.ours} has a weight that is not finite in {own}; legal: a "
+                    "checkpoint with finite weights, and a dtype that can represent them"
+                )
             size += tensors[entry.theirs].nbytes
             places[entry.theirs] = name
         save_file(tensors, folder / name, metadata={"format": "pt"})

@@ -9,17 +9,26 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from agents.rundir.bounded_read import check_ordinary, read_ordinary
-from engine.checkpoint.huggingface.architectures import Config, architecture_of, model_of, window_of
+from engine.checkpoint.huggingface.architectures import (
+    PREDICTIONS,
+    PREDICTS,
+    Config,
+    architecture_of,
+    model_of,
+)
 from engine.checkpoint.huggingface.tensors import Entry, entries
 from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from engine.checkpoint.storage import NAMES, bytes_of
@@ -27,11 +36,14 @@ from engine.checkpoint.tensor_index import INDEX, Chunk, Index, Stored, write_in
 from engine.checkpoint.writing import seal
 from engine.config.layout import Layout
 from engine.config.refusal import OWN_MODEL, RefusedError, shown
+from engine.config.sections.model import Model
 from engine.config.sections.run import Run
 from engine.config.toml import from_toml, to_toml, write_layout
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**22, 2**28
+MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**20, 2**28
+HEAD = "lm_head.weight"
+ROWS_BYTES = 2**26  # the head and the embedding are compared in parts of this size
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 LEFT_OUT = ".rotary_emb.inv_freq"  # suffix of tensors in old releases that can be computed from the config
@@ -49,6 +61,8 @@ class Imported:
     bytes: int
     # Names of source tensors that the model does not have, such as those of multi-token prediction.
     left_out: list[str]
+    # Whether tie_word_embeddings is true although the head has weights of its own, which are then used.
+    untied: bool = False
 
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
@@ -57,12 +71,18 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
     """
     config = read_config(source)
     kind, architecture = architecture_of(config, str(source / CONFIG))
-    layout = _layout(config, source, overrides)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RefusedError(f"{target} already exists; legal: a new folder")
+    model = model_of(config, str(source / CONFIG))
     with Weights(source) as weights:
-        wanted = list(entries(layout.model, kind))
-        left_out = weights.check(wanted, layout.model.layers)
+        untied = model.tie_embeddings and weights.untied(entries(model, kind))
+        if untied:
+            model = structs.replace(model, tie_embeddings=False)
+        layout = _layout(model, source, overrides)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise RefusedError(f"{target} already exists; legal: a new folder")
+        wanted, left_out = weights.check(entries(layout.model, kind), layout.model.layers)
+        if kind in PREDICTS and any(name.startswith(f"model.layers.{model.layers}.") for name in left_out):
+            config = {key: value for key, value in config.items() if key not in PREDICTIONS}
+            config[PREDICTIONS[0]] = 0
         wanted = weights.without_copies(wanted)
         folder = target / "checkpoints"
         partial = folder / f"{folder_name(0)}{PARTIAL}"
@@ -81,6 +101,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
                 revision=0,
                 history=[],
                 torch=str(torch.__version__),
+                huggingface=config,
             )
             sealed = seal(partial, manifest, {FROM_HUGGING_FACE: total, INDEX: zlib.crc32(raw)})
             write_layout(layout, target)
@@ -92,34 +113,46 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
             raise
     count = sum(_size(entry) for entry in wanted)
     size = sum(sealed.manifest.files.values())
-    return Imported(target, architecture.name, len(wanted), count, size, left_out)
+    return Imported(target, architecture.name, len(wanted), count, size, left_out, untied)
 
 
 def read_config(source: Path) -> Config:
     """The content of a folder's config.json. Raises RefusedError."""
     path = source / CONFIG
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not isfinite(value):
+            raise ValueError(f"{shown(text)} is not a legal number")
+        if text.lstrip("-").isdigit():
+            if abs(value) >= 2**63:
+                raise ValueError(f"a number of {len(text)} digits is not legal")
+            return int(text)
+        return value
+
     try:
-        config = json.loads(read_ordinary(path, MAX_CONFIG_BYTES))
+        raw = read_ordinary(path, MAX_CONFIG_BYTES)
+        config = json.loads(raw, parse_int=number, parse_float=number, parse_constant=number)
+        # A manifest contains the config, so msgspec has to be able to write and read it.
+        msgspec.json.decode(msgspec.json.encode([[[config]]]))
     except OSError as error:
         raise RefusedError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise RefusedError(f"{path} is not JSON: {str(error)[:200]}") from None
     if not isinstance(config, dict):
         raise RefusedError(f"{path} is not a JSON object")
     return config
 
 
-def _layout(config: Config, source: Path, overrides: list[str]) -> Layout:
-    model = model_of(config, str(source / CONFIG))
+def _layout(model: Model, source: Path, overrides: list[str]) -> Layout:
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", source.resolve().name).lstrip(".-")[:64] or "imported"
     layout = from_toml(to_toml(Layout(model=model, run=Run(name=name))), overrides, str(source / CONFIG))
     if layout.model.own:
         raise RefusedError(OWN_MODEL.format(layout.model.implementation, "engine import-hf"))
-    window = window_of(config)
-    if window and layout.model.seq_len > window:
+    if layout.model.max_seq_len != model.max_seq_len:
         raise RefusedError(
-            f"model.seq_len = {layout.model.seq_len} is longer than the sliding window of {source / CONFIG}; "
-            f"legal: up to {window}"
+            f"model.max_seq_len = {shown(layout.model.max_seq_len)} is not the sliding window of {source / CONFIG}; "
+            f"legal: {model.max_seq_len or 'none'}"
         )
     return layout
 
@@ -184,25 +217,47 @@ class Weights:
             self._open[name] = _Named(file)
         return self._open[name]
 
-    def check(self, wanted: list[Entry], layers: int) -> list[str]:
-        """Check that the folder has every tensor that `wanted` names, with the expected shape and a dtype that the
-        engine reads. Returns the names of tensors that are not imported. Raises RefusedError."""
-        known = {entry.theirs for entry in wanted} | {"lm_head.weight"}
-        for entry in wanted:
-            if entry.theirs not in self.file_of:
-                if entry.optional:
-                    continue
+    def untied(self, wanted: Iterable[Entry]) -> bool:
+        """Whether the folder has a head that differs from the embedding, the first entry of `wanted`. transformers then
+        uses both, even if config.json says that they share their weights."""
+        embedding = next(iter(wanted))
+        if not {HEAD, embedding.theirs} <= self.file_of.keys():
+            return False
+        parts = [self._part(entry) for entry in (embedding, replace(embedding, theirs=HEAD))]
+        rows = max(1, ROWS_BYTES // (8 * embedding.shape[1]))
+        return not all(
+            torch.equal(*(part[at : at + rows].double() for part in parts))
+            for at in range(0, embedding.shape[0], rows)
+        )
+
+    def _part(self, entry: Entry) -> Any:
+        """The tensor of `entry`, not yet read. Raises RefusedError if it has another shape, or a dtype that the engine
+        does not read."""
+        part = self._file(self.file_of[entry.theirs]).slice(entry.theirs)
+        if tuple(part.get_shape()) != entry.shape:
+            raise RefusedError(
+                f"{self._source}: {entry.theirs} has the shape {list(part.get_shape())}, but {CONFIG} "
+                f"implies {list(entry.shape)}"
+            )
+        if part.get_dtype() not in DTYPES:
+            raise RefusedError(
+                f"{self._source}: {entry.theirs} has the dtype {part.get_dtype()}; legal: {', '.join(DTYPES)}"
+            )
+        return part
+
+    def check(self, entries: Iterable[Entry], layers: int) -> tuple[list[Entry], list[str]]:
+        """Check that the folder has every tensor of `entries`, with the expected shape and a dtype that the engine
+        reads. Returns `entries` as a list, and the names of tensors that are not imported. Stops at the first missing
+        tensor, so that the work is bounded by the tensors in the files, whatever config.json claims. Raises
+        RefusedError."""
+        wanted: list[Entry] = []
+        for entry in entries:
+            if entry.theirs in self.file_of:
+                self._part(entry)
+            elif not entry.optional:
                 raise RefusedError(f"{self._source} lacks the tensor {entry.theirs}")
-            part = self._file(self.file_of[entry.theirs]).slice(entry.theirs)
-            if tuple(part.get_shape()) != entry.shape:
-                raise RefusedError(
-                    f"{self._source}: {entry.theirs} has the shape {list(part.get_shape())}, but {CONFIG} "
-                    f"implies {list(entry.shape)}"
-                )
-            if part.get_dtype() not in DTYPES:
-                raise RefusedError(
-                    f"{self._source}: {entry.theirs} has the dtype {part.get_dtype()}; legal: {', '.join(DTYPES)}"
-                )
+            wanted.append(entry)
+        known = {entry.theirs for entry in wanted} | {HEAD}
         left_out, beyond = [], re.compile(r"model\.layers\.(\d{1,6})\.")
         for name in self.file_of.keys() - known:
             at = beyond.match(name)
@@ -211,7 +266,7 @@ class Weights:
                     f"{self._source} has the tensor {shown(name)}, which the model of {CONFIG} does not have"
                 )
             left_out.append(name)
-        return sorted(left_out)
+        return wanted, sorted(left_out)
 
     def without_copies(self, wanted: list[Entry]) -> list[Entry]:
         """`wanted` without the entries for second copies of a tensor (`Entry.copy`). Raises RefusedError if a copy
@@ -232,6 +287,10 @@ class Weights:
         if entry.theirs not in self.file_of:
             return torch.zeros(entry.shape)
         tensor: Tensor = self._file(self.file_of[entry.theirs]).read(entry.theirs)
+        if not tensor.isfinite().all():
+            raise RefusedError(
+                f"{self._source}: {entry.theirs} has NaN or infinite weights; legal: finite ones"
+            )
         return entry.to_ours(tensor).contiguous()
 
 

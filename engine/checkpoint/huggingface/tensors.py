@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.checkpoint.huggingface.architectures import PREDICTS
 from engine.config.sections.model import Model
 
 Change = Callable[[Tensor], Tensor]
@@ -45,7 +46,6 @@ class Entry:
 # Names of the parts of a layer with experts: (prefix, gate, up, down of an expert).
 EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 OTHER_EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
-PREDICTS = {"deepseek_v3"}  # architectures with multi-token prediction modules
 
 
 def entries(model: Model, kind: str) -> Iterator[Entry]:
@@ -106,30 +106,35 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
     not change the scores."""
     D, H = model.d_model, model.heads
     q_rank, kv_rank, nope, rope, v = model.latent
-    queries = rotary_rows(H, nope, rope)
+    queries = rotary_rows(nope, rope)
     if q_rank:
         yield Entry(f"{ours}q_down", f"{theirs}q_a_proj.weight", (q_rank, D))
         yield Entry(f"{ours}q_norm.weight", f"{theirs}q_a_layernorm.weight", (q_rank,))
         yield Entry(f"{ours}q_up", f"{theirs}q_b_proj.weight", (H * (nope + rope), q_rank), *queries)
     else:
         yield Entry(f"{ours}q", f"{theirs}q_proj.weight", (H * (nope + rope), D), *queries)
-    keys = rotary_rows(1, kv_rank, rope)
+    keys = rotary_rows(kv_rank, rope)
     yield Entry(f"{ours}kv_down", f"{theirs}kv_a_proj_with_mqa.weight", (kv_rank + rope, D), *keys)
     yield Entry(f"{ours}kv_norm.weight", f"{theirs}kv_a_layernorm.weight", (kv_rank,))
     yield Entry(f"{ours}kv_up", f"{theirs}kv_b_proj.weight", (H * (nope + v), kv_rank))
     yield Entry(f"{ours}o", f"{theirs}o_proj.weight", (D, H * v))
 
 
-def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """Two functions that reorder the rows of a weight matrix with `heads` heads. In each head, `before` rows without
-    rotary encoding precede `rope` rotary rows. The first function puts the even rotary rows before the odd ones; the
-    second function restores the original order.
+def rotary_rows(before: int, rope: int) -> tuple[Change, Change]:
+    """Two functions that reorder the rows of a weight matrix with any number of heads. In each head, `before` rows
+    without rotary encoding precede `rope` rotary rows. The first function puts the even rotary rows before the odd
+    ones; the second function restores the original order.
     """
-    width = before + rope
-    order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]
-    rows = torch.tensor([head * width + row for head in range(heads) for row in order])
-    back = rows.argsort()
-    return lambda tensor: tensor[rows], lambda tensor: tensor[back]
+
+    def order() -> Tensor:  # only when a tensor is converted: a config.json may claim any width
+        width = before + rope
+        return torch.tensor([*range(before), *range(before, width, 2), *range(before + 1, width, 2)])
+
+    def reordered(tensor: Tensor, rows: Tensor) -> Tensor:
+        heads = tensor.view(-1, before + rope, tensor.shape[1])
+        return heads[:, rows].flatten(0, 1)
+
+    return lambda tensor: reordered(tensor, order()), lambda tensor: reordered(tensor, order().argsort())
 
 
 def mlp(ours: str, theirs: str, D: int, width: int) -> Iterator[Entry]:

@@ -46,9 +46,12 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
             "tensors": done.tensors,
         }
         row |= {"parameters": done.parameters, "bytes": done.bytes, "left_out": done.left_out}
+        row["untied"] = done.untied
         print_text(f"{json.dumps(row)}\n")
         return
     left_out = f"; left out {len(done.left_out)}, the first {done.left_out[0]}" if done.left_out else ""
+    if done.untied:
+        print_text("tie_word_embeddings = true, but lm_head.weight has other weights: imported as not tied\n")
     print_text(
         f"{done.architecture}: {done.parameters:,} parameters in {done.tensors:,} tensors, "
         f"{done.bytes / 2**20:,.1f} MiB{left_out}\n"

@@ -1,4 +1,4 @@
-"""Checks of the model: attention, experts, routing, alignment for the grouped GEMM, vocabulary."""
+"""Checks of the model: attention, experts, routing, alignment for the grouped GEMM."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,6 @@ from engine.config.sections.model import Model, Moe
 
 # Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
 GEMM_ALIGN = {"fp32": 4, "bf16": 8, "fp16": 8}
-BYTES = 256  # vocabulary of the byte tokenizer
 # Key -> whether it is required.
 LATENT = {
     "q_rank": False,
@@ -16,6 +15,7 @@ LATENT = {
     "nope_dim": True,
     "rope_dim": True,
     "v_dim": True,
+    "latent_norm_eps": False,
 }
 
 
@@ -31,8 +31,11 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                 )
     if not model.own:
         yield from attention_refusals(model)
-    if model.vocab < BYTES and layout.data.source != "shards":
-        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
+    if model.max_seq_len and model.seq_len > model.max_seq_len:
+        yield (
+            f"model.seq_len = {model.seq_len} is longer than model.max_seq_len = {model.max_seq_len}, the "
+            f"sliding window of some of the model's layers; legal: {up_to(model.max_seq_len)}"
+        )
     if model.moe:
         if model.moe.dense_layers >= model.layers:
             yield (

@@ -77,9 +77,17 @@ class Model(Struct, frozen=True):
     nope_dim: Annotated[Positive | None, "with mla: width of a head's key without position"] = None
     rope_dim: Annotated[Positive | None, "with mla: width of the rotary key that all heads share"] = None
     v_dim: Annotated[Positive | None, "with mla: width of a head's value"] = None
+    latent_norm_eps: Annotated[
+        Above | None, "with mla: norm_eps of the latents' norms (DeepSeek-V3: 1e-6); absent: norm_eps"
+    ] = None
     window: Annotated[
         Positive | None,
         "sliding window (Mistral): number of newest keys that a query attends to, including its own; absent: all keys",
+    ] = None
+    max_seq_len: Annotated[
+        Positive | None,
+        "largest legal seq_len; `engine import-hf` sets it to the sliding window of a model (Qwen) in which only some "
+        "layers have one; absent: no limit",
     ] = None
     qk_norm: Annotated[bool, "whether each query and key head has an RMSNorm (Qwen3)"] = False
     qkv_bias: Annotated[bool, "whether the projections to queries, keys and values have biases (Qwen2)"] = (

@@ -19,6 +19,8 @@ from engine.config.refusal import LayoutError
 from engine.config.sections.data import Data
 from engine.data.mixture import Batch, Text, Windows, read_shards, starts_of
 
+BYTES = 256  # vocabulary of the byte tokenizer
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -76,10 +78,15 @@ def validation_text(layout: Layout) -> Text | None:
 def read_corpus(layout: Layout, section: str = "data") -> Corpus:
     """The content of the files that `data.source` selects, in order of their names, with a zero byte between two files.
 
-    Raises LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if
-    its digest is not `data.digest`.
+    Raises LayoutError if the model's vocabulary is smaller than that of bytes, if there is no file, if a file cannot be
+    read, if the text is too short for one sequence, or if its digest is not `data.digest`.
     """
-    source, seq_len = layout.data.source, layout.model.seq_len
+    source, seq_len, vocab = layout.data.source, layout.model.seq_len, layout.model.vocab
+    if vocab < BYTES:
+        raise LayoutError(
+            f"{section}.source = {source!r} has byte tokens, but model.vocab = {vocab}; legal: a model.vocab of at "
+            f"least {BYTES}, or {section}.source = shards"
+        )
     files = _files(source)
     if not files:
         raise LayoutError(f"{section}.source = {source!r} names no file on this machine")

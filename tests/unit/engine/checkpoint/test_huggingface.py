@@ -120,6 +120,22 @@ def test_dtypes(tmp_path: Path) -> None:
     assert all(torch.equal(wide[key], halved[key].float()) for key in halved)
 
 
+def test_weights_that_a_dtype_cannot_represent_are_not_exported(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved_model("llama", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = 1e5
+    save_file(tensors, path, metadata={"format": "pt"})
+    import_folder(tmp_path / "hf", tmp_path / "run", [])
+    with pytest.raises(
+        RefusedError, match=r"model.norm.weight has a weight that is not finite in torch.float16"
+    ):
+        export_checkpoint(tmp_path / "run", tmp_path / "back", "fp16")
+    assert not (tmp_path / "back").exists()
+
+
 Json = dict[str, Any]
 HOSTILE: dict[str, tuple[str, Json, str]] = {  # name -> (model, changes of config.json, refusal)
     "unknown": ("llama", {"model_type": "gpt2"}, "model_type = 'gpt2' is not an architecture that the engine trains"),
@@ -136,7 +152,7 @@ HOSTILE: dict[str, tuple[str, Json, str]] = {  # name -> (model, changes of conf
     ),
     "activation": ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; legal: 'silu'"),
     "biases": ("llama", {"attention_bias": True}, "attention_bias = true is not supported; legal: false"),
-    "quantized": ("llama", {"quantization_config": {"bits": 4}}, "quantized weights are not supported"),
+    "quantized": ("llama", {"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4} is not supported"),
     "huge": ("llama", {"num_hidden_layers": 10**9}, "does not describe a model: "),
     "text for a number": ("llama", {"hidden_size": "32; rm"}, "does not describe a model: "),
     "no heads": ("llama", {"num_attention_heads": 0}, "does not describe a model: "),
@@ -144,15 +160,39 @@ HOSTILE: dict[str, tuple[str, Json, str]] = {  # name -> (model, changes of conf
     "another layer": ("llama", {"num_hidden_layers": 4}, "lacks the tensor model.layers.3.input_layernorm.weight"),
     "window": (
         "qwen3",
-        {"use_sliding_window": True, "sliding_window": 8, "x": "model.seq_len=16"},
-        "model.seq_len = 16 is longer than the sliding window",
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
+        | {"max_window_layers": 2, "x": "model.seq_len=16"},
+        "model.seq_len = 16 is longer than model.max_seq_len = 8, the sliding window of some",
     ),
     "one expert": ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported"),
     "not normalised": ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob = false is not supported; legal: true"),
     "irregular": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 5}, "put experts into "
     "irregularly spaced layers"),
     "groups": ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
-    "norm": ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05 is not supported; legal: 1e-06"),
+    "no limit": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": 1}
+        | {"x": "model.max_seq_len=none"},
+        "model.max_seq_len = None is not the sliding window",
+    ),
+    "windows": ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention without"),
+    "other layers": ("qwen3", {"layer_types": ["linear_attention"] * 3}, "layer_types = ['linear_attention', "),
+    "both directions": ("llama", {"is_causal": False}, "is_causal = false is not supported; legal: true"),
+    "layers of their own": ("llama", {"per_layer_config": {"1": {}}}, "per_layer_config = {'1': {}} is not supported"),
+    "dropout": ("qwen2", {"attention_dropout": 0.1}, "attention_dropout = 0.1 is not supported; legal: 0.0"),
+    "jitter": ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1 is not supported; legal: 0.0"),
+    "frequencies": ("qwen2", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "frequencies of its own"),
+    "null": ("deepseek_v3", {"topk_group": None}, "topk_group = null is not legal; legal: a value, or no topk_group"),
+    "no width": ("llama", {"intermediate_size": None}, "intermediate_size = null is not legal"),
+    "two names": ("mixtral", {"num_experts": 7}, "num_experts = 7 and num_local_experts = 6 are names of one value"),
+    "head": ("deepseek_v3", {"head_dim": 16}, "head_dim = 16 is not supported; legal: qk_rope_head_dim, or none"),
+    "softmax": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+    "huge number": ("llama", {"rope_theta": 10**400}, "is not a legal number"),
+    "huge count": ("llama", {"hidden_size": 10**30}, "a number of 31 digits is not legal"),
+    "infinite": ("llama", {"rms_norm_eps": float("inf")}, "'Infinity' is not a legal number"),
+    "not a number": ("llama", {"rope_theta": float("nan")}, "'NaN' is not a legal number"),
+    "surrogate": ("llama", {"note": "\ud800"}, "config.json is not JSON"),
+    "long list": ("qwen3_moe", {"mlp_only_layers": [[]]}, "mlp_only_layers = [[]] is not a list of whole numbers"),
 }  # fmt: skip
 
 
@@ -208,6 +248,11 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
     for content in (b"", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0nonsense", (2**40).to_bytes(8, "little") + b"{}"):
         model.write_bytes(content)
         refused(tmp_path, "is not a safetensors file")
+    for bad in (float("nan"), float("-inf")):
+        weights = good["model.layers.1.mlp.up_proj.weight"].clone()
+        weights[3, 5] = bad
+        save_file(good | {"model.layers.1.mlp.up_proj.weight": weights}, model)
+        refused(tmp_path, "model.layers.1.mlp.up_proj.weight has NaN or infinite weights; legal: finite ones")
     model.unlink()
     refused(tmp_path, "has no safetensors")
     (tmp_path / "hf" / "config.json").write_text("{")

@@ -54,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "num_nextn_predict_layers": 0,
     },
-    "deepseek_v3 without q_lora": {"q_lora_rank": None},
+    "deepseek_v3 without q_lora": {"q_lora_rank": None, "rms_norm_eps": 1e-3},
 }
 MODELS["deepseek_v3 without q_lora"] = MODELS["deepseek_v3"] | MODELS["deepseek_v3 without q_lora"]
 

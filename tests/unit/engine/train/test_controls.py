@@ -218,3 +218,29 @@ def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: 
 def test_refused(trainer: Trainer, changes: Changes, why: str) -> None:
     with pytest.raises(ValueError, match=why.replace("(", r"\(")):
         trainer.board.prepare(changes)
+
+
+def test_the_validation_loss_is_that_of_the_knobs_of_its_step(tmp_path: Path) -> None:
+    """A capacity that the ranks agree on at the end of step 1 drops tokens from step 2 on. The validation loss of step
+    1, which is measured after the agreement, is still that of a run without the change."""
+    found = []
+    for changes in ((), ({"capacity_factor": 0.25},)):
+        dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
+        validated = ["validation.every=1", "validation.source=stdlib", "validation.sequences=8"]
+        meter = Meter(2, 8)
+        agent = ScriptedAgent(meter)
+        trainer = Trainer(load(DEMO, [*SMALL, "train.steps=3", *validated]), meter, agent)
+        trainer.train_step(0)
+        agent.propose(*changes)
+        for step in (1, 2):
+            trainer.train_step(step)
+        trainer.close()
+        dist.destroy_process_group()
+        found.append([message for message in agent.messages if isinstance(message, Summary)])
+    plain, changed = found
+    assert [summary.knobs["capacity_factor"] for summary in changed] == [None, None, 0.25]
+    assert [a.validation_loss == b.validation_loss for a, b in zip(plain, changed, strict=True)] == [
+        True,
+        True,
+        False,
+    ]

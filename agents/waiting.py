@@ -5,10 +5,12 @@ import time
 from msgspec import structs
 
 from agents.client import WAIT_S, Client
-from agents.protocol import CommandState, Previewed, RankStacks, StacksCollected, TrialState
+from agents.protocol import RESTART, CommandState, Event, Previewed, RankStacks, StacksCollected, TrialState
 from agents.state.run_state import RunState
 
 LAST_S = 2.0
+# A hub that was killed is restarted within a few seconds. One that is silent for this long was killed with its run.
+SILENT_S = 30.0
 
 
 class RunOverError(Exception):
@@ -34,6 +36,13 @@ class _End:
         return time.monotonic() - self._seen_s > LAST_S
 
 
+def check_hub(client: Client) -> None:
+    """Raise RunOverError if the hub has sent nothing for `SILENT_S` seconds. The hub of a live run sends a frame each
+    second."""
+    if (client.age_s or 0.0) > SILENT_S:
+        raise RunOverError(f"the hub has been silent for {SILENT_S:g} s; the run has probably ended")
+
+
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
     """Poll until the outcome of the proposal `id` no longer changes; with `settled=False`, only until the hub has
     answered it.
@@ -43,9 +52,7 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while True:
-        state = client.state.commands.get(id)
-        if state is None and id in client.denied:
-            return CommandState(id, 0, "rejected", {}, {}, "", time.time(), why=client.denied[id])
+        state = _known(client, id)
         if state and (state.final or not settled):
             return state
         if end.over(client.state):
@@ -54,6 +61,43 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
         if remaining <= 0:
             raise TimeoutError(_unsettled(client, state, timeout_s))
         client.poll(remaining)
+
+
+def wait_for_restart(client: Client, id: str, timeout_s: float) -> Event | CommandState:
+    """Poll until the ranks train again after the change of the layout that the proposal `id` requested; returns rank
+    0's report. If the change is refused, expires or is rolled back, returns its state.
+
+    The report is recognised by the revision of the knobs. The number of a restart would not do: launchers count from 1
+    again when a run is resumed, and the log has the reports of earlier launchers. On timeout, the TimeoutError states
+    in one sentence how far the change got. Raises RunOverError if the run ends after the change was applied.
+    """
+    deadline, end = time.monotonic() + timeout_s, _End()
+    while True:
+        state = _known(client, id)
+        if state and state.state not in ("accepted", "applied"):
+            return state
+        if state and (report := _restart(client.state, state.revision)):
+            return report
+        check_hub(client)
+        if end.over(client.state):
+            if state is None or state.state == "accepted":
+                return _state_after_end(id, state)
+            raise RunOverError("the run ended before its ranks trained in the new layout")
+        remaining = min(deadline - time.monotonic(), WAIT_S)
+        if remaining <= 0:
+            if state and state.state == "applied":
+                raise TimeoutError(f"the ranks do not train in the new layout within {timeout_s:g} s")
+            raise TimeoutError(_unsettled(client, state, timeout_s))
+        client.poll(remaining)
+
+
+def _restart(state: RunState, revision: int) -> Event | None:
+    """The first report of a restart whose ranks train with `revision` or a later one; None if none has arrived yet."""
+    for event in state.events:
+        found = event.facts.get("revision")
+        if RESTART in event.facts and isinstance(found, int) and found >= revision > 0:
+            return event
+    return None
 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
@@ -72,6 +116,7 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
                 else client.refused or "the hub did not answer"
             )
             raise TimeoutError(f"{how} after {timeout_s:g} s")
+        check_hub(client)
         if end.over(client.state):
             how = f"the trial is in the state {trial.state}" if trial else "the trial did not start"
             raise RunOverError(f"the run ended; {how}")
@@ -114,6 +159,15 @@ def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[Ran
             )
         client.poll(0.05)
     return list(client.stacks.get(id, {}).values()), client.stacks_collected[id]
+
+
+def _known(client: Client, id: str) -> CommandState | None:
+    """The state of a proposal. One that this client's role does not allow is rejected, and not part of the run's
+    state."""
+    state = client.state.commands.get(id)
+    if state is None and id in client.denied:
+        return CommandState(id, 0, "rejected", {}, {}, "", time.time(), why=client.denied[id])
+    return state
 
 
 def _state_after_end(id: str, state: CommandState | None) -> CommandState:

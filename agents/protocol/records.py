@@ -228,9 +228,9 @@ SAMPLE: Final = "sample"
 """Fact of an event whose text the model has generated: true. The fact `step` is the step after which it did."""
 
 RESTART: Final = "restart"
-"""Fact of the event that the launcher has started all ranks again and they train: the number of restarts so
-far. Further facts are `cause` ("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds
-without a step) and `lost_steps`."""
+"""Fact of the event that the launcher has started all ranks again and they train: the number of restarts
+by this launcher so far; the launcher of a resumed run counts from 1 again. Further facts are `cause`
+("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds without a step) and `lost_steps`."""
 
 ALERT: Final = "alert"
 """Fact of an event that an alert was raised or has ended: the alert's name. Further facts are `subject`, `active`,

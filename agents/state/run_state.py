@@ -47,7 +47,7 @@ class RunState:
 
     def __init__(self) -> None:
         self.hellos: dict[int, Hello] = Hellos()
-        self.restarts = 0  # how often the launcher has started all ranks again
+        self.restarts = 0  # how often the launcher of these ranks had started them again
         self.steps: dict[int, Step] = {}
         self.pulses: dict[int, Pulse] = {}
         self.vitals: dict[int, Vitals] = {}
@@ -117,9 +117,9 @@ class RunState:
             case Loads():
                 self.loads = update
             case Hello():
-                if update.restarts > self.restarts:
+                if update.restarts != self.restarts:
                     self._forget_ranks()
-                self.restarts = max(self.restarts, update.restarts)
+                self.restarts = update.restarts
                 self.hellos[update.rank] = update
                 self.gone.pop(update.rank, None)
             case Board():

@@ -127,7 +127,7 @@ class State:
         if value.ndim == 0 or name not in self._layer_of:
             yield f"{kind}.{name}", value.detach()
             return
-        experts = local_experts(self._layer_of[name], self._world)
+        experts = local_experts(self._layer_of[name], value, self._world)
         for row, expert in zip(local_shard(value.detach()), experts, strict=True):
             yield f"{kind}.{name}.{expert}", row
 

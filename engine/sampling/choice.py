@@ -20,16 +20,19 @@ def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
     """
     logits = logits_BV.double()
     if choice.temperature == 0:
-        return torch.zeros_like(logits).scatter_(1, highest(logits, 1), 1.0)
+        return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
     probs = (logits / choice.temperature).softmax(-1)
-    order = highest(probs, probs.shape[-1])
+    V = probs.shape[-1]
+    kept = V if choice.top_k is None else min(choice.top_k, V)
+    top_p = 1.0 if choice.top_p is None else choice.top_p
+    if kept == V and top_p == 1:
+        return probs
+    order = highest(probs, kept)
     ranked = probs.gather(1, order)
-    if choice.top_k is not None:
-        ranked[:, choice.top_k :] = 0
-        ranked /= ranked.sum(-1, keepdim=True)
-    if choice.top_p is not None:
+    ranked /= ranked.sum(-1, keepdim=True)
+    if top_p < 1:
         before = ranked.cumsum(-1) - ranked
-        ranked = ranked.masked_fill(before >= choice.top_p, 0)
+        ranked = ranked.masked_fill(before >= top_p, 0)
         ranked /= ranked.sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(1, order, ranked)
 

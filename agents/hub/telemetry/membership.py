@@ -56,7 +56,8 @@ class Connection:
 class Membership:
     """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
     After the launcher has restarted the ranks (`Hello.restarts`), the first new Hello sets the world size and the
-    layout again."""
+    layout again. So does the first Hello from a new launcher, which counts restarts from 0, once all ranks of the
+    former launcher have left or are lost."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -96,7 +97,7 @@ class Membership:
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
-        if hello.restarts > self._restarts:
+        if hello.restarts != self._restarts:
             self._forget_ranks()
         self._restarts = hello.restarts
         self.world, self._layout, self._simulated = hello.world, hello.layout, hello.simulated
@@ -185,9 +186,9 @@ class Membership:
             return f"{me} began at {hello.began_s:g}{ago}, which is not a valid time"
         if hello.revision > LARGEST_REVISION:
             return f"{me} reports knob revision {hello.revision}, which is not legal"
-        if hello.restarts > self._restarts:
+        if hello.restarts > self._restarts or self._from_new_launcher(hello):
             return None  # its launcher has started all ranks again, perhaps in another layout
-        if self._ranks and hello.restarts < self._restarts:
+        if hello.restarts < self._restarts:
             return f"{me} is from start {hello.restarts}, but the ranks are now in start {self._restarts}"
         if self._ranks and hello.world != self.world:
             return f"{me} has a world of {hello.world} ranks, but this run has {self.world}"
@@ -209,6 +210,14 @@ class Membership:
         if known and heard and known.hello.process != hello.process:
             return f"{me} is already connected, as process {known.hello.pid} on {known.hello.host}"
         return None
+
+    def _from_new_launcher(self, hello: Hello) -> bool:
+        """Whether a rank with fewer restarts belongs to a later launcher, which counts from 0 again: all known ranks
+        have left or are lost, and this rank began after them."""
+        known = self._ranks.values()
+        return hello.restarts < self._restarts and all(
+            one.lost and one.hello.began_s < hello.began_s for one in known
+        )
 
     def connection(self, identity: bytes) -> Connection | None:
         """The ranks whose messages may arrive on a connection; None if no hello has arrived on it."""

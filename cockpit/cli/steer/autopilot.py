@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.protocol import Changes, TrialState
-from agents.waiting import RunOverError, wait_for_command, wait_for_trial
+from agents.waiting import RunOverError, check_hub, wait_for_command, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, INTERRUPTED, REFUSED, SURPRISED
 from cockpit.cli.steer.advise import find_advice, ranked_plain
 from cockpit.cli.steer.steering import request, steering
@@ -130,6 +130,7 @@ class Autopilot:
             if trial and trial.settled:
                 return trial
             self.connection.poll(POLL_S)
+            check_hub(self.connection.client)
             if self.trial in self.connection.client.denied:
                 raise SurpriseError(self.connection.client.denied[self.trial])
             if surprise := self.watch.surprise(self.connection.client.state):

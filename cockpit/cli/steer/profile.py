@@ -16,6 +16,7 @@ from cockpit.printing import complain, print_json, print_line, run_mark
 
 FOLDER = "profile"  # in the run's folder
 POLL_S = 0.2
+Identity = tuple[int, int] | None
 
 
 def profile(
@@ -33,6 +34,8 @@ def profile(
     with steering(run) as connection:
         chosen: Value = int(which) if which.isdecimal() else which
         ranks, folder = _ranks(connection, chosen), _folder(connection)
+        # A resumed run trains steps again, so there may be traces of the same steps from before.
+        earlier = {path: _identity(path) for path in folder.glob("step*-rank*.json")}
         changes: dict[str, Value] = {"profile": steps, "profile_rank": chosen}
         if first is not None:
             changes["profile_from"] = first
@@ -47,7 +50,7 @@ def profile(
             return _report_refusal(connection, command, as_json)
         begins = max(command.applied_step or 0, first or 0)
         files = {rank: folder / f"step{begins:06}-rank{rank}.json" for rank in ranks}
-        missing = _wait(connection, files, deadline)
+        missing = _wait(connection, files, earlier, deadline)
     if missing:
         complain(
             f"no trace of {ranks_text(missing)} from step {begins} is in {folder}, because the run ended or needed "
@@ -103,12 +106,28 @@ def _report_refusal(connection: Connection, command: CommandState, as_json: bool
     return REFUSED
 
 
-def _wait(connection: Connection, files: dict[int, Path], deadline: float) -> list[int]:
-    """Wait for the traces; return the ranks whose trace is missing at `deadline` or when the run ends."""
-    while missing := [rank for rank, path in files.items() if not path.exists()]:
+def _wait(
+    connection: Connection, files: dict[int, Path], earlier: dict[Path, Identity], deadline: float
+) -> list[int]:
+    """Wait for the traces; return the ranks whose trace is missing at `deadline` or when the run ends. A file in
+    `earlier` counts only after it was replaced."""
+
+    def missing() -> list[int]:
+        return [rank for rank, path in files.items() if _identity(path) in (None, earlier.get(path))]
+
+    while ranks := missing():
         gone = connection.store.state.gone
-        ended = all(rank in gone and gone[rank].over for rank in missing)
+        ended = all(rank in gone and gone[rank].over for rank in ranks)
         if time.monotonic() >= deadline or ended:
-            return [rank for rank in missing if not files[rank].exists()]
+            return missing()
         connection.poll(POLL_S)
     return []
+
+
+def _identity(path: Path) -> Identity:
+    """What changes when a file is replaced; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns

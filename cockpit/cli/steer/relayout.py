@@ -32,9 +32,8 @@ def relayout(
             return REFUSED
         if dry_run:
             return DONE
-        started = connection.client.state.restarts
         id = request(lambda: connection.client.propose({KNOB: text}, reason=reason))
-        return report_restart(connection, id, started, timeout_s, as_json)
+        return report_restart(connection, id, timeout_s, as_json)
 
 
 def _keys(words: Sequence[str]) -> dict[str, str]:

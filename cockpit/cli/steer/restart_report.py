@@ -1,9 +1,7 @@
 """Waits until the ranks train in a new layout, and prints the time lost."""
 
-import time
-from collections.abc import Sequence
-
-from agents.protocol import RESTART, CommandState, Event, Facts
+from agents.protocol import CommandState, Facts
+from agents.waiting import RunOverError, wait_for_restart
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
 from cockpit.data.sources.connection import Connection
@@ -12,42 +10,34 @@ from cockpit.printing import complain, print_json, print_line
 KNOB = "layout"
 
 
-def report_restart(connection: Connection, id: str, started: int, timeout_s: float, as_json: bool) -> int:
+def report_restart(connection: Connection, id: str, timeout_s: float, as_json: bool) -> int:
     """Wait until the ranks have restarted in the layout that the command `id` requested, and print the training time
-    lost. `started`: number of restarts before this command.
-    """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        state = connection.client.state
-        command = state.commands.get(id)
-        why = connection.client.denied.get(id) or (
-            command.why if command and command.state in plain.REFUSALS else None
+    lost."""
+    try:
+        found = wait_for_restart(connection.client, id, timeout_s)
+    except (TimeoutError, RunOverError) as error:
+        return _fail(connection, id, f"{error}; see cockpit log for its outcome", as_json)
+    if isinstance(found, CommandState):
+        if as_json:
+            print_json(plain.marked({"state": found.state, "why": found.why}, connection.store))
+        else:
+            print_line(f"✗ {found.state}: {found.why}")
+        return REFUSED
+    if found.facts.get("cause") != "relayout":  # ranks died before they trained a step, and came back
+        return _fail(
+            connection, id, f"the ranks train again after a failure: {format.clean(found.text)}", as_json
         )
-        if why is not None:
-            if as_json:
-                state_name = command.state if command else "rejected"
-                print_json(plain.marked({"state": state_name, "why": why}, connection.store))
-            else:
-                print_line(f"✗ {command.state if command else 'rejected'}: {why}")
-            return REFUSED
-        if command and (event := _restart(state.events, started)):
-            _print_restart(connection, command, event.facts, as_json)
-            return DONE
-        connection.poll()
-    complain(
-        f"the ranks do not train in the new layout within {timeout_s:g} s; see cockpit log for its outcome"
-    )
+    _print_restart(connection, connection.client.state.commands[id], found.facts, as_json)
+    return DONE
+
+
+def _fail(connection: Connection, id: str, why: str, as_json: bool) -> int:
+    complain(why)
+    if as_json:
+        command = connection.client.state.commands.get(id)
+        state, revision = (command.state, command.revision) if command else ("unknown", 0)
+        print_json(plain.marked({"state": state, "revision": revision, "why": why}, connection.store))
     return FAILED
-
-
-def _restart(events: Sequence[Event], started: int) -> Event | None:
-    """The newest event that reports a restart whose number is greater than `started`; None if no such event has arrived
-    yet."""
-    for event in reversed(events):
-        number = event.facts.get(RESTART)
-        if isinstance(number, int) and number > started:
-            return event
-    return None
 
 
 def _print_restart(connection: Connection, command: CommandState, facts: Facts, as_json: bool) -> None:

@@ -111,7 +111,6 @@ def undo(run: str | None, wait: bool, reason: str, timeout_s: float, as_json: bo
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
     """Wait for the hub's answer to a proposal and print it. With `wait`, also wait for the outcome on every rank and,
     after a change of the layout, until the restarted ranks train."""
-    started = connection.client.state.restarts
     try:
         command = wait_for_command(connection.client, id, timeout_s, settled=wait)
     except TimeoutError as error:
@@ -134,7 +133,7 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
         why = f": {command.why}" if command.why else ""
         print_line(f"· accepted as revision {command.revision}{why}{mark}")
     if wait and not refused and KNOB in command.changes:
-        return report_restart(connection, id, started, timeout_s, as_json)
+        return report_restart(connection, id, timeout_s, as_json)
     return REFUSED if refused or incomplete else DONE
 
 

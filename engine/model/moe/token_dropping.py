@@ -23,7 +23,13 @@ def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
 
 def highest(x: Tensor, k: int) -> Tensor:
     """Indices of the k largest values along the last dim, largest first. Ties go to the lower index: repeated `argmax`
-    guarantees this, `topk` does not. k is small, so k passes are cheap."""
+    and a stable sort guarantee this, `topk` does not.
+
+    k passes of `argmax` over n values cost k n, a sort n log n. On a CPU the sort is faster from k = 2 log2 n on
+    (measured for n from 8 to 256).
+    """
+    if k > 2 * math.log2(x.shape[-1]):
+        return x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     best = [x.argmax(-1, keepdim=True)]
     for _ in range(k - 1):
         x = x.scatter(-1, best[-1], -math.inf) if len(best) == 1 else x.scatter_(-1, best[-1], -math.inf)

@@ -1,4 +1,5 @@
-"""Runs a layout in fp64 with the launcher and prints the run's events: ``relaid.py RUN_DIR section.key=value ...``"""
+"""Runs a layout in fp64 with the launcher and prints the run's events: ``relaid.py RUN_DIR [--resume] section.key=value
+...``"""
 
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from engine.launch.run import run_layout
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # the forked ranks inherit it
-    layout = load("layouts/demo.toml", sys.argv[2:])
+    resumes = "--resume" in sys.argv
+    layout = load("layouts/demo.toml", [word for word in sys.argv[2:] if word != "--resume"])
     output = Output(layout, as_json=True)
     status = run_layout(
         layout,
+        resume=resumes,
         run_dir=Path(sys.argv[1]),
         on_folder=output.begin,
         on_start=output.start,

@@ -155,6 +155,24 @@ def test_relayout_shrink_and_grow_equal_an_uninterrupted_run(start: Callable[...
 
 
 @pytest.mark.exhaustive
+def test_a_relayout_after_a_resume_reports_its_own_restart(start: Callable[..., Run]) -> None:
+    """The recording has the restart of the first launcher, which was restart 1 too."""
+    words = [*SMALL, "grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=1", "train.steps=100000"]
+    run = start("run", *words)
+    run.until_step(1)
+    assert run.cockpit("relayout", "grid.dp_shard=1", "grid.tp=2").returncode == 0
+    run.process.terminate()
+    assert run.rest() == 0, run.errors
+    run = start("run", *words, "--resume")
+    run.until_step(1)
+    asked = run.cockpit("relayout", "grid.dp_shard=1", "grid.tp=2", "--json")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    relaid = json.loads(asked.stdout.splitlines()[-1])
+    again = run.until(lambda event: event["event"] == "restarted")
+    assert (relaid["restart"], relaid["step"], relaid["revision"]) == (1, again["step"], again["revision"])
+
+
+@pytest.mark.exhaustive
 def test_an_illegal_layout_changes_nothing(start: Callable[..., Run]) -> None:
     run = start("run", *SMALL, "grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=1", "train.steps=100000")
     run.until_step(1)

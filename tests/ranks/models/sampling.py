@@ -40,6 +40,7 @@ TRAINED = {
 GRIDS = {
     "one rank": [],
     "tp ep": ["grid.tp=2", "grid.ep=2"],
+    "tp": ["grid.tp=2"],  # each tp rank has all experts
     "pp": ["grid.pp=2"],
     "pp tp ep": ["grid.pp=2", "grid.tp=2", "grid.ep=2"],
 }

@@ -154,6 +154,20 @@ def test_a_later_process_with_the_id_of_a_rank_is_another_process(membership: Me
     assert (lost[1], lost[2]) == ("alive", "ended")
 
 
+def test_a_new_launcher_counts_restarts_from_0_again(membership: Membership) -> None:
+    """A hub that outlives a run with a restart accepts the resumed run, once the ranks from before have left."""
+    before = structs.replace(make_hello(0, 2), restarts=2, began_s=100.0)
+    resumed = structs.replace(make_hello(1, 4, leader=False), pid=7, layout="another", began_s=200.0)
+    assert membership.hello(b"c", before, 0.1) is None
+    assert "is from start 0, but" in (membership.hello(b"d", resumed, 0.2) or "")
+    membership.leave(0)
+    assert "is from start 0, but" in (
+        membership.hello(b"d", structs.replace(resumed, began_s=50.0), 0.3) or ""
+    )
+    assert membership.hello(b"d", resumed, 0.4) is None
+    assert (membership.world, membership.connection(b"c")) == (4, None)
+
+
 def test_all_relays_of_a_large_job_may_connect_before_its_ranks() -> None:
     membership = Membership("r")
     relays = [b"relay %d" % node for node in range(2048)]

@@ -290,3 +290,5 @@ def test_ranks_that_start_again_leave_no_records_behind() -> None:
         state.apply(frame.updates[0])
     for one in (state, log.state):
         assert (one.world, one.restarts, sorted(one.hellos), sorted(one.steps)) == (2, 1, [0, 1], [0])
+    log.state.apply(make_hello(2, 3))  # a new launcher, which counts restarts from 0 again
+    assert (log.state.world, log.state.restarts, sorted(log.state.hellos)) == (3, 0, [2])

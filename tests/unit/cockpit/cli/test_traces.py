@@ -3,10 +3,12 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cockpit.cli.steer.profile import _identity, _wait
 from cockpit.export.traces import TraceError, merge
 
 
@@ -74,3 +76,15 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(TraceError, match=why):
         merge({0: tmp_path / "0"}, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0"]
+
+
+def test_a_trace_from_before_a_resume_does_not_count_as_the_new_one(tmp_path: Path) -> None:
+    """A resumed run trains step 7 again, and its trace replaces the earlier trace of step 7."""
+    path = tmp_path / "step000007-rank1.json"
+    path.write_text("of the first process")
+    earlier = {path: _identity(path)}
+    connection = SimpleNamespace(store=SimpleNamespace(state=SimpleNamespace(gone={})))
+    assert _wait(connection, {1: path}, earlier, 0.0) == [1]  # type: ignore[arg-type]
+    (tmp_path / "new").write_text("of the resumed process")
+    (tmp_path / "new").replace(path)
+    assert _wait(connection, {1: path}, earlier, 0.0) == []  # type: ignore[arg-type]

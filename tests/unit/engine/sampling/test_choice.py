@@ -1,11 +1,17 @@
-"""Compares the next-token probabilities with a plain reference implementation, and tests sampling from them."""
+"""Compares the next-token probabilities with a plain reference implementation, and tests sampling from them, and that
+the work does not grow with the square of the vocabulary."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.model.moe.token_dropping import highest
 from engine.sampling.choice import choose, probabilities
 from engine.sampling.settings import Choice
 
@@ -41,6 +47,22 @@ def reference(logits: list[float], choice: Choice) -> list[float]:
     return [weight[t] / total if t in kept else 0.0 for t in range(len(logits))]
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(work: Callable[[], object]) -> int:
+    with Operations() as operations:
+        work()
+    return operations.count
+
+
 def some_logits() -> Tensor:
     logits = torch.randn(4, 11, generator=torch.Generator().manual_seed(2)) * 2
     logits[1, 3] = logits[1, 7] = 9.0  # a tie for the first place
@@ -64,3 +86,22 @@ def test_drawn_tokens_have_these_probabilities_and_depend_on_seed_and_position_o
     assert torch.equal(choose(rows, choice, 3), choose(rows, choice, 3))
     assert not torch.equal(choose(rows, choice, 3), choose(rows, choice, 4))
     assert not torch.equal(choose(rows, choice, 3), choose(rows, Choice(seed=5), 3))
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_large_vocabulary_takes_no_more_passes_than_a_small_one(choice: Choice) -> None:
+    def passes(vocabulary: int) -> int:
+        logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
+        return operations(lambda: choose(logits, choice, 3))
+
+    # With top_k, the small vocabulary may be sorted, and the large one ranked by k passes of two operations.
+    assert passes(3000) <= passes(20) + 2 * 2 * math.log2(3000)
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 15, 16, 17, 100, 255, 256])
+def test_the_highest_values_are_those_of_a_stable_sort(k: int) -> None:
+    """For every k, with many ties, and without a pass for each of many values."""
+    x = torch.randint(0, 40, (5, 3, 256), generator=torch.Generator().manual_seed(k)).double() / 8
+    expected = np.argsort(-x.numpy(), -1, kind="stable")[..., :k]
+    assert np.array_equal(highest(x, k).numpy(), expected)
+    assert operations(lambda: highest(x, k)) <= 4 * math.log2(256) + 2

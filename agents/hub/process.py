@@ -20,7 +20,7 @@ from agents.hub.server import Hub
 from agents.protocol import clean
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.hub_supervisor import ON_ALERT, ending_signals
-from agents.rundir.runs import RunError
+from agents.rundir.runs import LOCK_FILE, RunError
 from agents.rundir.socket_directory import (
     check_socket_directory,
     endpoints_in,
@@ -30,12 +30,12 @@ from agents.rundir.socket_directory import (
 from agents.transport.addresses import LEGAL as LEGAL_LISTEN
 from agents.transport.addresses import Endpoints, listen_address
 from agents.transport.curve_keys import KeyStore, keys_folder
-from agents.transport.open_files import open_lock, raise_file_limit
+from agents.transport.open_files import check_room, open_lock, raise_file_limit
 
 
 def _lock(folder: Path) -> BinaryIO:
     """Lock the run folder, so that no second hub uses it while this process runs."""
-    path = folder / ".hub.lock"
+    path = folder / LOCK_FILE
     try:
         lock = open_lock(path)
     except OSError as error:
@@ -133,6 +133,7 @@ def main(
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
     try:
+        check_room()
         arguments.dir.mkdir(parents=True, exist_ok=True)
         places = _places(arguments.listen, arguments.dir)
         lock = _lock(arguments.dir)

@@ -18,6 +18,8 @@ NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
 COMMANDS_FILE = "commands.db"
+HUB_LOG = "hub.log"
+LOCK_FILE = ".hub.lock"
 
 
 class Run(Struct, frozen=True):
@@ -121,6 +123,19 @@ def find_folder(target: str, runs_dir: Path) -> Path:
             )
         raise RunError(f"there is no run {target} in {runs_dir}; {there}")
     return folder
+
+
+def remove_unrecorded(folder: Path) -> None:
+    """Remove the folder of a run whose hub has ended without a recording and without a message, because the run ended
+    before a rank had joined."""
+    journal = [COMMANDS_FILE + ending for ending in ("", "-wal", "-shm")]
+    with contextlib.suppress(OSError):
+        files = list(folder.iterdir())
+        unused = {file.name for file in files} <= {HUB_LOG, LOCK_FILE, *journal}
+        if unused and not any(file.name == HUB_LOG and file.stat().st_size for file in files):
+            for file in files:
+                file.unlink()
+            folder.rmdir()
 
 
 def _has_run(folder: Path) -> bool:

@@ -21,15 +21,15 @@ JOIN_S = 5.0  # how long the end of a program waits for the thread
 
 
 class Joining:
-    """The thread that joins a run. `done`: whether it has ended, successfully or not. `failure`: why this process could
-    not join."""
+    """The thread that joins a run. `number`: how many runs this process has joined before. `done`: whether the thread
+    has ended, successfully or not. `failure`: why this process could not join."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         import torch.distributed as dist
 
         self.closing = threading.Event()
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self._ranks = StoreRanks(self.closing) if together else None
+        self._ranks = StoreRanks(self.closing, number) if together else None
         self._stack = ExitStack()
         self._reached: Reach | None = None
         self._facts: dict[str, Any] = {}
@@ -43,6 +43,7 @@ class Joining:
             import agents.wrap.loop  # noqa: F401 - here, because its imports take time
             from agents.loop.start_hub import endpoint_for
             from agents.rank.provenance import provenance
+            from agents.rundir.runs import remove_unrecorded
 
             rank, world = (self._ranks.rank, self._ranks.world) if self._ranks else (0, 1)
             number = iter(range(9))
@@ -54,7 +55,10 @@ class Joining:
 
             hub = os.environ.get("COCKPIT_WRAP_HUB") or "auto"
             gather = agree if self._ranks else None
-            folder = None if self._ranks or hub != "auto" else own_folder(run_name())
+            folder = None
+            if hub == "auto" and rank == 0:
+                folder = own_folder(run_name())
+                self._stack.callback(remove_unrecorded, folder)
             self._reached = endpoint_for(self._stack, hub, run_name(), folder, rank, world, gather)
         except ClosedError:
             self.failure = "the program ended"
@@ -120,7 +124,9 @@ def joins_itself() -> bool:
     import gc
 
     agent = getattr(sys.modules.get("agents.rank.agent"), "Agent", None)
-    return agent is not None and any(type(one) is agent for one in gc.get_objects())
+    if agent is None:
+        return False
+    return any(type(one) is agent and one.open for one in gc.get_objects())
 
 
 def run_name() -> str:

@@ -13,7 +13,7 @@ from agents.rundir import runs
 from agents.rundir.failure_file import FAILURE_FILE, forget_failure, last_failure
 from agents.rundir.hub_file import HubFile, read_hub_file, remove_hub_file, write_hub_file
 from agents.rundir.local_machine import process_state
-from agents.rundir.runs import RunError
+from agents.rundir.runs import RunError, remove_unrecorded
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
 
 
@@ -173,3 +173,19 @@ def test_a_failure_is_ignored_after_a_new_start(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write("2026-11-21 13:00:00 rank 5 was killed\n")
     assert last_failure(tmp_path) == "rank 5 was killed"
+
+
+def test_only_a_folder_without_a_recording_and_without_a_message_is_removed(tmp_path: Path) -> None:
+    for name, files, kept in (
+        ("unused", {"hub.log": "", "commands.db": "x", "commands.db-wal": "x", ".hub.lock": ""}, False),
+        ("message", {"hub.log": "the hub cannot start"}, True),
+        ("recorded", {"hub.log": "", "run.db": "x"}, True),
+        ("foreign", {"hub.log": "", "notes.txt": ""}, True),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        remove_unrecorded(folder)
+        assert folder.exists() == kept, name
+        assert not kept or {file.name for file in folder.iterdir()} == set(files)

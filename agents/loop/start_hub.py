@@ -19,7 +19,7 @@ from agents.rundir.hub_supervisor import between_machines, hub_of, kept, listeni
 from agents.rundir.local_machine import this_file_system, this_host
 from agents.rundir.node_relay import LOCAL_RANK, through_relay
 from agents.rundir.run_folder import make_folder, stamped
-from agents.rundir.runs import RunError, folder_name
+from agents.rundir.runs import RunError, folder_name, remove_unrecorded
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, socket_answers
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
@@ -74,6 +74,8 @@ def _start(
     """
     folder = make_folder(run_dir, stamped(named.parent, named.name))
     check_unserved(folder)
+    if run_dir is None:
+        stack.callback(remove_unrecorded, folder)
     own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
     tcp = listening(supervisor, folder) if supervisor and listen else None
     stack.enter_context(kept(supervisor))

@@ -4,6 +4,8 @@
 slow or killed, the queue drops its oldest records and counts them.
 """
 
+import logging
+import os
 import threading
 import time
 
@@ -17,7 +19,10 @@ from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.stacks import Recorder
 from agents.transport.curve_keys import Key
+from agents.transport.open_files import NoRoomError
 from agents.transport.reach import Fallback
+
+log = logging.getLogger("agents")
 
 PAUSE_S = 1.0  # pause after an internal error, because the error may occur again immediately
 
@@ -26,8 +31,9 @@ class Agent:
     """Sends one rank's telemetry to the hub and receives the hub's commands. `doing` returns the step, the current
     operation and the operation's start (`time.monotonic()`). `sensors`: the sensors of the rank's device and machine.
 
-    Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. `fallback`: the
-    hub, if `endpoint` is a relay. Methods are called from the trainer's thread.
+    Without an endpoint, or if this process has no descriptors or threads left for a connection, every method is a
+    no-op and `pending` is None; a TCP endpoint needs a `key`. `fallback`: the hub, if `endpoint` is a relay. Methods
+    are called from the trainer's thread.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class Agent:
         key: Key | None = None,
         fallback: Fallback | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._outbox = Outbox()
         self._orders = ReceivedCommands()
         self._seq = 0
@@ -47,10 +54,14 @@ class Agent:
         self.cpu_s = 0.0  # CPU time used by the agent's thread
         self._linger_s, self._restarting = 0.0, False
         self._link: HubLink | None = None
-        if endpoint is not None:
-            self._link = HubLink(
-                endpoint, doing, self._outbox, self._orders, sensors, key, threading.get_ident(), fallback
-            )
+        if endpoint is None:
+            return
+        own = threading.get_ident()
+        try:
+            self._link = HubLink(endpoint, doing, self._outbox, self._orders, sensors, key, own, fallback)
+        except NoRoomError as error:
+            log.warning("training continues without telemetry: %s", error)
+        else:
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 
@@ -94,6 +105,12 @@ class Agent:
         """
         if self._link:
             self._link.stacks.recorder = recorder
+
+    @property
+    def open(self) -> bool:
+        """Whether this process has created the agent and has not closed it. A forked process has a copy of its parent's
+        agent, but neither the agent's thread nor its connection."""
+        return self._pid == os.getpid() and not self._closing.is_set()
 
     @property
     def attached(self) -> bool:
@@ -143,10 +160,12 @@ class Agent:
         call does nothing. With `restarting`, Gone tells the hub that the launcher will start all ranks again, so the
         run has not ended.
         """
-        if self._link is None or self._closing.is_set():
+        if self._closing.is_set():
             return
         self._linger_s, self._restarting = linger_s, restarting
         self._closing.set()
+        if self._link is None:
+            return
         self._unmuted.set()
         self._thread.join(linger_s + 1.0)
 

@@ -152,9 +152,10 @@ class HubLink:
         self._checked_s = now
         if not self._fallback.is_due(now):
             return
-        fallback, self._fallback = self._fallback, None
-        self._line.close()
+        relay, fallback = self._line, self._fallback
         self._connect(fallback.hub)
+        self._fallback = None
+        relay.close()
         self._refused, self._introduced_s = None, 0.0
         self._introduce(now)
         if fallback.reports:

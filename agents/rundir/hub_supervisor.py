@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agents.rundir.alert_target import alert_target
 from agents.rundir.hub_file import read_hub_file
-from agents.rundir.runs import RunError, resolve
+from agents.rundir.runs import HUB_LOG, RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
 from agents.transport.curve_keys import find_key, key_folder
@@ -202,7 +202,7 @@ def hub_of(
         yield None, None
         return
     command = hub_command(run, run_dir, directory, listen)
-    supervisor = HubSupervisor(command, run_dir / "hub.log", environ=_environ_of_hub())
+    supervisor = HubSupervisor(command, run_dir / HUB_LOG, environ=_environ_of_hub())
     supervisor.start()
     try:
         yield Reach(endpoints.ranks), supervisor
@@ -275,4 +275,4 @@ def listening(supervisor: HubSupervisor, run_dir: Path) -> Endpoints:
                 return found.tcp
         supervisor.tick()
         time.sleep(0.05)
-    raise RunError(f"the hub does not listen after {START_S:g} s; see {run_dir / 'hub.log'}")
+    raise RunError(f"the hub does not listen after {START_S:g} s; see {run_dir / HUB_LOG}")

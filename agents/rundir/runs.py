@@ -11,7 +11,7 @@ from agents.protocol import VERSION
 from agents.protocol.base import RunError as RunError
 from agents.protocol.codec import version_refusal
 from agents.rundir.bounded_read import open_ordinary
-from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_file
+from agents.rundir.hub_file import HUB_FILE, LOCK_FILE, ElsewhereError, HubFile, read_hub_file
 from agents.rundir.socket_directory import SOCKETS, check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
@@ -20,6 +20,7 @@ NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
 COMMANDS_FILE = "commands.db"
+HUB_LOG = "hub.log"
 
 
 class Run(Struct, frozen=True):
@@ -160,6 +161,19 @@ def _in_folders(run: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
+
+
+def remove_unrecorded(folder: Path) -> None:
+    """Remove the folder of a run whose hub has ended without a recording and without a message, because the run ended
+    before a rank had joined."""
+    journal = [COMMANDS_FILE + ending for ending in ("", "-wal", "-shm")]
+    with contextlib.suppress(OSError):
+        files = list(folder.iterdir())
+        unused = {file.name for file in files} <= {HUB_LOG, LOCK_FILE, *journal}
+        if unused and not any(file.name == HUB_LOG and file.stat().st_size for file in files):
+            for file in files:
+                file.unlink()
+            folder.rmdir()
 
 
 def _has_run(folder: Path) -> bool:

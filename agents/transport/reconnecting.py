@@ -16,6 +16,7 @@ from agents import protocol
 from agents.protocol.base import RunError
 from agents.transport.addresses import is_tcp
 from agents.transport.curve_keys import Key
+from agents.transport.open_files import check_room
 
 RECONNECT_S = 2.0
 # Number of consecutive failures before a report; a single failure may be due to a hub that is being killed.
@@ -34,7 +35,7 @@ MONITORED = (
 
 class ReconnectingSocket:
     """A DEALER socket to `endpoint`, encrypted if `key` is given. Raises RunError if `endpoint` is a TCP endpoint and
-    `key` is None.
+    `key` is None, and NoRoomError if this process is close to its limits.
 
     `immediate`: queue no messages while the socket is not connected to the hub (ZMQ_IMMEDIATE). `high_water`: maximum
     number of queued messages.
@@ -51,6 +52,7 @@ class ReconnectingSocket:
         self._failed_s: float | None = None
         self._in_handshake = False  # whether the socket is connected but the handshake is not finished
         self._monitor: zmq.Socket[bytes] | None = None
+        check_room()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.set(zmq.IMMEDIATE, int(immediate))

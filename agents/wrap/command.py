@@ -2,13 +2,17 @@
 command replaces this process (`exec`), so streams, signals and the exit status need no forwarding.
 """
 
+import getopt
+import itertools
 import os
+import re
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.protocol.base import RunError
+from agents.wrap.hooks import say
 
 STARTUP = Path(__file__).parent / "startup"
 WATCHED, RUN, HUB = "COCKPIT_WRAP", "COCKPIT_WRAP_RUN", "COCKPIT_WRAP_HUB"
@@ -24,9 +28,25 @@ def wrapped_environment(environ: Mapping[str, str], run: str | None, hub: str) -
     return {**environ, **added}
 
 
+def ignores_startup(words: Sequence[str]) -> str:
+    """The option with which a Python interpreter ignores `STARTUP`, such as ``-I``; "" if there is none."""
+    if not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        return ""
+    try:
+        options = [option for option, _ in getopt.getopt(list(words[1:]), "bBc:dEhiIm:OPqsSuvVW:xX:")[0]]
+    except getopt.GetoptError:
+        return ""
+    own = itertools.takewhile(
+        lambda option: option not in ("-c", "-m"), options
+    )  # the others are the program's
+    return next((option for option in own if option in ("-I", "-E", "-S")), "")
+
+
 def wrap(words: Sequence[str], run: str | None = None, hub: str = "auto") -> None:
     """Replace this process with the command `words`. Raises RunError if there is no such command."""
     environ = wrapped_environment(os.environ, run, hub)
+    if ignored := ignores_startup(words):
+        say(f"the program runs without the cockpit: python {ignored} ignores PYTHONPATH and sitecustomize.py")
     program = shutil.which(words[0])
     if program is None:
         raise RunError(

@@ -8,8 +8,9 @@ not train therefore never join. A separate thread joins the run, so the program 
 import atexit
 import multiprocessing.util
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agents.wrap.hooks import Hooks, say
@@ -21,6 +22,9 @@ from agents.wrap.sensors.phases import COMMUNICATION, Phases
 if TYPE_CHECKING:
     from agents.wrap.joining import Joining
     from agents.wrap.loop import WrappedLoop
+
+
+OPEN_FILES = "/proc/self/fd"
 
 
 class Watch:
@@ -38,6 +42,7 @@ class Watch:
         self._stepping: list[Any] = []  # optimizers in the middle of a step, the outermost first
         self._inside = False  # whether a collective is running, because it may call another one
         self._tokens: int | None = None
+        self._joins = 0  # runs that this process has joined and left
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
         self._joining: Joining | None = None
@@ -52,11 +57,14 @@ class Watch:
         hooks.at_end(self._rates.restore)
         hooks.at_end(self.close)
         hooks.optimizers(self._before_optimizer, self._after_optimizer)
-        hooks.wrap(torch.Tensor, "backward", self._backward)
+        hooks.wrap(torch.autograd, "backward", self._backward)  # `Tensor.backward` calls it too
         hooks.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         hooks.wrap(torch.amp.GradScaler, "scale", self._scale)
         if torch.distributed.is_available():
             self._listen_to_collectives()
+        if os.path.isdir(OPEN_FILES):
+            hooks.wrap(os, "close", self._close_file)
+            hooks.wrap(os, "closerange", self._close_files)
 
     def _listen_to_collectives(self) -> None:
         import torch.distributed as dist
@@ -96,14 +104,29 @@ class Watch:
             self._hooks.guarded(self._losses.scaled, scaled, outputs)
         return scaled
 
-    def _backward(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._phases.ours:
-            return original(tensor, *args, **kwargs)
-        self._hooks.guarded(self._losses.backward, tensor, bool(self._stepping))
-        reduction = self._hooks.guarded(self._watch_reduction, tensor)
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = args[0] if args else kwargs.get("tensors")
+        return self._in_backward(sole(tensors), original, args, kwargs)
+
+    def _backward_chunk(self, original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
+        """The backward pass of one micro-batch in a stage of `torch.distributed.pipelining`. In some schedules, it
+        computes only the gradients of the stage's input, without `torch.autograd.backward`."""
+        loss = args[1] if len(args) > 1 else kwargs.get("loss")
+        return self._in_backward(sole(loss), original, (stage, *args), kwargs)
+
+    def _in_backward(self, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
+        """Call `original`, a backward pass that begins at `tensor`; None: at several tensors, so there is no loss."""
+        if not self._phases.ours or self._phases.within(
+            "backward"
+        ):  # such as the backward pass of a recomputation
+            return original(*args, **kwargs)
+        reduction = None
+        if tensor is not None:
+            self._hooks.guarded(self._losses.backward, tensor, bool(self._stepping))
+            reduction = self._hooks.guarded(self._watch_reduction, tensor)
         self._phases.enter("backward")
         try:
-            return original(tensor, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             ended = time.perf_counter()
             self._phases.leave("backward")
@@ -203,8 +226,10 @@ class Watch:
         from agents.wrap.joining import Joining
 
         self._forwards.follow()
+        if stages := sys.modules.get("torch.distributed.pipelining.stage"):
+            self._hooks.wrap(stages._PipelineStageBase, "backward_one_chunk", self._backward_chunk)
         if self._joining is None and self._loop is None:
-            self._joining = Joining()
+            self._joining = Joining(self._joins)
             atexit.register(self.close)
             if multiprocessing.parent_process() is not None:  # such a process ends without its exit handlers
                 multiprocessing.util.Finalize(None, self.close, exitpriority=10)
@@ -250,20 +275,48 @@ class Watch:
 
         group = args[0] if args else kwargs.get("group")
         if group is None or group is dist.group.WORLD:  # all groups, with the store in which the ranks vote
-            self._hooks.guarded(self._hooks.end)
+            self._hooks.guarded(self._leave_run)
         return original(*args, **kwargs)
+
+    def _leave_run(self) -> None:
+        """Leave the run. If the program trains again, it joins another run."""
+        self.close()
+        self._joins += 1
+        self._begin_again()
 
     def forked(self) -> None:
         """Restart the measurement in a forked process, without the threads and sockets of the parent."""
         on, self._hooks.on = self._hooks.on, False
         atexit.unregister(self.close)
-        for attribute in ("_loop", "_joining"):
-            setattr(self, attribute, None)
+        self._joining = self._loop = None
+        self._begin_again()
+        self._hooks.on = on
+
+    def _begin_again(self) -> None:
+        self._rates.restore()
+        self._rates.scale = 1.0
         self._optimizers, self._steps, self._began = MainOptimizer(), 0, None
         self._phases, self._losses, self._inside = Phases(), Losses(), False
         self._stepping = []
         self._forwards.phases = self._phases
-        self._hooks.on = on
+
+    def _close_file(self, original: Any, descriptor: Any) -> Any:
+        if (self._loop or self._joining) and isinstance(descriptor, int):
+            self._hooks.guarded(self._before_closing, (descriptor,))
+        return original(descriptor)
+
+    def _close_files(self, original: Any, low: Any, high: Any) -> Any:
+        if (self._loop or self._joining) and isinstance(low, int) and isinstance(high, int):
+            self._hooks.guarded(self._before_closing, range(low, high))
+        return original(low, high)
+
+    def _before_closing(self, descriptors: Sequence[int]) -> None:
+        """Leave the run before the program closes descriptors of the connection to the hub, as a program does that
+        closes all descriptors above 2: libzmq aborts the process when it loses a descriptor."""
+        if len(descriptors) > 1:
+            descriptors = [one for one in map(int, os.listdir(OPEN_FILES)) if one in descriptors]
+        if any(map(wakes_threads, descriptors)):
+            self._hooks.end("it closes file descriptors that it has not opened")
 
     def close(self) -> None:
         """Leave the run. A second call does nothing."""
@@ -274,6 +327,21 @@ class Watch:
             joining.close()
         if loop:
             loop.close()
+
+
+def sole(tensors: Any) -> Any:
+    """The only tensor of `tensors`, which is a tensor or a sequence of tensors; None if there are several."""
+    if isinstance(tensors, Sequence):
+        tensors = tensors[0] if len(tensors) == 1 else None
+    return tensors if hasattr(tensors, "numel") else None
+
+
+def wakes_threads(descriptor: int) -> bool:
+    """Whether a descriptor is one of those through which libzmq wakes its threads (eventfd and epoll of Linux)."""
+    try:
+        return os.readlink(f"{OPEN_FILES}/{descriptor}").startswith("anon_inode:[event")
+    except OSError:
+        return False
 
 
 def install() -> None:

@@ -52,6 +52,10 @@ class Phases:
         while self._open.pop() != name:
             pass
 
+    def within(self, name: str) -> bool:
+        """Whether the phase `name` is open."""
+        return name in self._open
+
     def move(self, seconds: float, source: str, target: str) -> None:
         """Move `seconds` from the phase `source` to the phase `target`."""
         seconds = min(seconds, self._s.get(source, 0.0))

@@ -5,6 +5,8 @@ Uses only the standard library. As soon as the program has imported torch, the h
 installed. A program that does not import torch is not changed.
 """
 
+import atexit
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -23,13 +25,19 @@ WATCHED = "COCKPIT_WRAP"  # set by `cockpit wrap`
 class TorchImport:
     """A finder at the start of `sys.meta_path`. For torch, it returns the spec that the other finders return, with a
     loader that installs the hooks after it has executed torch.
+
+    A program may ask for torch's spec without importing torch (`importlib.util.find_spec("torch")`), so the finder
+    stays in place until torch has been executed.
     """
 
+    def __init__(self) -> None:
+        self._waiting = True  # until torch has been executed
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or not self._waiting:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((found for one in others if (found := one.find_spec(name, path, target))), None)
         loader = spec.loader if spec else None
         if loader is None or not hasattr(loader, "exec_module"):
             return spec
@@ -38,13 +46,22 @@ class TorchImport:
         def execute_and_watch(module: ModuleType) -> None:
             del loader.exec_module  # restores the loader's own method
             execute(module)
-            _watch()
+            if self._waiting:  # otherwise another loader has executed torch already
+                self._waiting = False
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)
+                _watch()
 
-        try:
+        with contextlib.suppress(
+            AttributeError
+        ):  # a custom loader without an instance dictionary; see `at_exit`
             loader.exec_module = execute_and_watch  # type: ignore[method-assign]
-        except AttributeError:  # a custom loader without an instance dictionary
-            _say("torch is imported by a loader that cannot be followed")
         return spec
+
+    def at_exit(self) -> None:
+        """Report at the end of the process that torch was imported in a way that this finder cannot follow."""
+        if self._waiting and hasattr(sys.modules.get("torch"), "_C"):
+            _say("torch was imported by a loader that cannot be followed")
 
 
 def _watch() -> None:
@@ -91,6 +108,17 @@ def _run_next() -> None:
             sys.modules.setdefault("sitecustomize", own)
 
 
+def _follow() -> None:
+    if (
+        "torch" in sys.modules
+    ):  # too early: the program's own folder, in which `_missing` searches, is not known yet
+        return _say("torch was imported before the program started, by a .pth file of its environment")
+    finder = TorchImport()
+    sys.meta_path.insert(0, finder)
+    atexit.register(finder.at_exit)
+    return None
+
+
 if os.environ.get(WATCHED):
-    sys.meta_path.insert(0, TorchImport())
+    _follow()
 _run_next()

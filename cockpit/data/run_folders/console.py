@@ -13,10 +13,10 @@ from pathlib import Path
 
 from agents.rundir.bounded_read import open_ordinary
 from agents.rundir.failure_file import FAILURE_FILE
+from agents.rundir.runs import HUB_LOG
 from cockpit.data import format
 from cockpit.data.sources.engine_process import LOG
 
-HUB_LOG = "hub.log"
 FIRST_BYTES = 1 << 20  # number of bytes read from the end of the file when it is opened
 MORE_BYTES = 1 << 20  # maximum number of bytes of one later read; if more were added, the oldest are skipped
 MOST_LINES = 20_000

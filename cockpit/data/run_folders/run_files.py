@@ -6,10 +6,9 @@ from pathlib import Path
 from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.failure_file import FAILURE_FILE
 from agents.rundir.hub_file import HUB_FILE, HubFile, read_hub_file
-from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, RunError
+from agents.rundir.runs import COMMANDS_FILE, HUB_LOG, RECORD_FILE, RunError
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import LAYOUT_BYTES, LAYOUT_FILE, read_layout
-from cockpit.data.run_folders.console import HUB_LOG
 from cockpit.data.sources.engine_process import LOG
 
 CHECKPOINTS = "checkpoints"

@@ -17,10 +17,9 @@ from agents.recording.format import NothingRecordedError, RecordingError
 from agents.recording.glance import Glance, glance
 from agents.rundir.failure_file import last_failure
 from agents.rundir.hub_file import HUB_FILE, CopiedError, HubFile, read_hub_file
-from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, RunError
+from agents.rundir.runs import COMMANDS_FILE, HUB_LOG, RECORD_FILE, RunError
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.run_folders.console import HUB_LOG
 from cockpit.data.sources.engine_process import LOG
 
 TRACES = (HUB_FILE, RECORD_FILE, COMMANDS_FILE, LOG, HUB_LOG)

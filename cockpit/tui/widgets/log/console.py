@@ -6,8 +6,9 @@ from typing import ClassVar
 from rich.style import Style
 from textual.binding import Binding
 
+from agents.rundir.runs import HUB_LOG
 from cockpit.data import format
-from cockpit.data.run_folders.console import FILES, HUB_LOG, Console, Line, Tail
+from cockpit.data.run_folders.console import FILES, Console, Line, Tail
 from cockpit.data.sources.engine_process import LOG
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic

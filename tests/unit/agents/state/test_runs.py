@@ -27,7 +27,7 @@ from agents.rundir.hub_file import (
 )
 from agents.rundir.local_machine import Machine, process_start, process_state, this_host, this_machine
 from agents.rundir.run_folder import make_folder, stamped
-from agents.rundir.runs import RunError
+from agents.rundir.runs import RunError, remove_unrecorded
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
 from agents.transport.addresses import Endpoints
 
@@ -271,3 +271,19 @@ def test_a_process_that_has_the_id_of_an_ended_process_is_another(tmp_path: Path
     assert process_state(os.getpid(), start + 1) == "ended"
     hub = elsewhere(tmp_path, machine=this_machine(), start=start)
     assert hub.live and not structs.replace(hub, start=start + 1).live
+
+
+def test_only_a_folder_without_a_recording_and_without_a_message_is_removed(tmp_path: Path) -> None:
+    for name, files, kept in (
+        ("unused", {"hub.log": "", "commands.db": "x", "commands.db-wal": "x", ".hub.lock": ""}, False),
+        ("message", {"hub.log": "the hub cannot start"}, True),
+        ("recorded", {"hub.log": "", "run.db": "x"}, True),
+        ("foreign", {"hub.log": "", "notes.txt": ""}, True),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        remove_unrecorded(folder)
+        assert folder.exists() == kept, name
+        assert not kept or {file.name for file in folder.iterdir()} == set(files)

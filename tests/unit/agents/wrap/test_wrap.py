@@ -15,9 +15,11 @@ import pytest
 
 from agents.protocol import Ack, Command, Step, Summary
 from agents.protocol.base import RunError
-from agents.wrap.command import STARTUP, wrapped_environment
+from agents.rank.agent import Agent
+from agents.wrap.command import STARTUP, ignores_startup, wrapped_environment
 from agents.wrap.exchange import ClosedError, StoreRanks
 from agents.wrap.hooks import Hooks
+from agents.wrap.joining import joins_itself
 from agents.wrap.optimizers import MainOptimizer
 from agents.wrap.rounds import Report, Rounds, decide
 from agents.wrap.sensors.phases import Phases
@@ -62,11 +64,93 @@ def test_a_program_with_its_own_package_agents_runs_without_the_cockpit(tmp_path
     )
 
 
+FOUND_FIRST = {
+    "its spec was asked for": "importlib.util.find_spec('torch')",
+    "its spec was asked for twice": "[importlib.util.find_spec('torch') for _ in range(2)]",
+    "its first import failed": """
+try:
+    sys.broken = True
+    import torch
+except ImportError:
+    del sys.broken
+""",
+    "it is loaded later": """
+spec = importlib.util.find_spec('torch')
+spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules['torch'] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules['torch'])
+""",
+    "the finders were replaced": "sys.meta_path = list(sys.meta_path)",
+}
+
+
+@pytest.mark.parametrize("first", FOUND_FIRST.values(), ids=FOUND_FIRST)
+def test_torch_is_followed_however_it_was_looked_up_before(tmp_path: Path, first: str) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "__init__.py").touch()
+    (tmp_path / "torch.py").write_text(
+        "import sys\nif hasattr(sys, 'broken'): raise ImportError\nloaded = True"
+    )
+    done = python(f"import importlib.util, sys\n{first}\nimport torch; print(torch.loaded)", tmp_path)
+    assert done.stdout == "True\n" and done.stderr.count("the program has another package `agents`") == 1
+
+
+def test_a_loader_that_cannot_be_followed_is_reported(tmp_path: Path) -> None:
+    program = """
+import importlib.machinery, sys
+class Loader:
+    __slots__ = ()
+    def create_module(self, spec): pass
+    def exec_module(self, module): module._C = 1
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, Loader()) if name == "torch" else None
+sys.meta_path.insert(1, Finder)
+import torch; print(torch._C)
+"""
+    done = python(program, tmp_path)
+    assert (done.stdout, done.stderr) == (
+        "1\n",
+        "cockpit wrap: the program runs without the cockpit: torch was imported by a loader that cannot be followed\n",
+    )
+
+
+def test_a_forked_process_does_not_count_as_having_joined_by_itself() -> None:
+    agent = Agent(None, lambda: (0, "", 0.0))
+    assert joins_itself()
+    if (child := os.fork()) == 0:
+        os._exit(joins_itself())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    agent.close()
+    assert not joins_itself()
+
+
 def test_a_command_that_does_not_exist_is_refused() -> None:
     from agents.wrap.command import wrap
 
     with pytest.raises(RunError, match="there is no command no-such-command"):
         wrap(["no-such-command"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python -I train.py",
+        "/usr/bin/python3.11 -BE train.py",
+        "python -u -S train.py",
+        "python -X dev -I train.py",
+    ],
+)
+def test_an_interpreter_that_ignores_the_hooks_is_found(words: str) -> None:
+    assert ignores_startup(words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["python train.py -I", "python -m train -E", "python -W I train.py", "python -c pass -S", "torchrun -I"],
+)
+def test_other_commands_have_the_hooks(words: str) -> None:
+    assert not ignores_startup(words.split())
 
 
 # ------------------------------------------------------------------------------------------ a training in this process
@@ -226,6 +310,32 @@ def test_an_error_of_ours_ends_the_watch_and_is_reported_once(
     assert not watched.hooks.on and losses == training(60)
 
 
+def test_a_program_that_trains_again_after_its_process_group_is_shown_again(watched: Watched) -> None:
+    training(60)
+    first, watched.sent = watched.of(Step), []
+    watched.watch._rates.scale = 0.5
+    watched.watch._leave_run()  # as destroy_process_group does
+    training(60)
+    assert first and watched.of(Step) and watched.watch._rates.scale == 1.0
+
+
+def test_a_program_that_closes_what_it_has_not_opened_is_left_before(
+    watched: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training(60)
+    assert watched.watch._loop
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.closerange(writing, writing + 1)
+    assert watched.hooks.on and capsys.readouterr().err == ""
+    wakes = os.eventfd(0)  # as libzmq has them
+    os.closerange(wakes, wakes + 1)
+    assert not watched.hooks.on and watched.watch._loop is None
+    assert "closes file descriptors that it has not opened" in capsys.readouterr().err
+    with pytest.raises(OSError):
+        os.fstat(wakes)
+
+
 def test_exceptions_of_the_program_pass_through(watched: Watched) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
@@ -265,6 +375,53 @@ def test_losses_of_scaled_and_of_several_backward_calls(watched: Watched) -> Non
     scaler.scale((weight * 7).sum()).backward()
     losses.end_optimizer()
     assert losses.take().value() == 7.0
+
+
+def test_losses_of_backward_calls_without_a_tensor_method(watched: Watched) -> None:
+    losses = watched.watch._losses
+    weight = torch.ones(1, requires_grad=True)
+    torch.autograd.backward((weight * 3).sum())
+    torch.autograd.backward([(weight * 5).sum()])
+    torch.autograd.backward([weight * 100, weight * 200])  # not a loss
+    torch.autograd.backward(tensors=(weight * 7).sum())
+    losses.end_optimizer()
+    assert losses.take().value() == 5.0
+    checkpointed = torch.utils.checkpoint.checkpoint(lambda x: x * 2, weight, use_reentrant=True)
+    checkpointed.sum().backward()  # computes gradients inside the backward pass
+    losses.end_optimizer()
+    assert losses.take().value() == 2.0
+
+
+@pytest.mark.parametrize("name", ["ScheduleGPipe", "ScheduleInterleavedZeroBubble"])
+def test_the_loss_of_a_pipeline_is_the_mean_over_its_micro_batches(watched: Watched, name: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(4, 4)
+        stage = pipelining.PipelineStage(model, 0, 1, torch.device("cpu"))
+        schedule = getattr(pipelining, name)(
+            stage if name == "ScheduleGPipe" else [stage],
+            4,
+            loss_fn=lambda output, target: (output - target).square().mean(),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        expected = []
+        for _ in range(60):
+            losses: list[Any] = []
+            schedule.step(torch.ones(8, 4), target=torch.zeros(8, 4), losses=losses)
+            optimizer.step()
+            optimizer.zero_grad()
+            expected.append(torch.stack(losses).mean().item())
+            time.sleep(0.002)
+        steps = watched.of(Step)
+        assert steps and [one.loss for one in steps] == pytest.approx(
+            [expected[one.step - 1] for one in steps]
+        )
+        assert all(one.phases["backward"] > 0 for one in steps)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_phase_inside_another_counts_once() -> None:

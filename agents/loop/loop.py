@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from agents.loop.coordinates import batch_of
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of, summed_loads
 from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
@@ -35,7 +36,7 @@ LAST_STEP = 2**53  # maximum step number that the protocol allows
 
 class Loop:
     """One rank of a training loop, created by `join`. `close` is called at interpreter exit unless the program has
-    called it before.
+    called it before. `batch`: identifies the tokens on which this rank trains (`batch_of`).
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Loop:
         # A BaseException from an `apply`, raised again at the end of the step.
         self._interrupt: BaseException | None = None
         self.doing = (0, "starting", time.monotonic())
+        self.batch = batch_of(hello.coords)
         endpoint, key, _, fallback = reached or (None, None, None, None)
         self._agent = Agent(endpoint, self._operation, sensors, key, fallback)
         self._introduce()
@@ -244,12 +246,14 @@ class Loop:
             RankStep(
                 report.number,
                 step_ms,
-                report.numbers.get("loss"),
+                report.loss,
                 report.numbers.get("grad_norm"),
                 tokens,
                 report.finite("mfu"),
                 weight=report.finite("loss_weight"),
                 loads=report.own_experts,
+                batch=self.batch,
+                skipped=report.skipped,
             )
         ]
         if self._agreement and self._hello.world > 1:
@@ -269,7 +273,8 @@ class Loop:
             memory_bytes=report.count("memory_bytes"),
             tokens_per_s=1e3 * tokens / step_ms if tokens is not None and step_ms else None,
             mfu=report.finite("mfu"),
-            loss=report.numbers.get("loss"),
+            loss=report.loss,
+            grad_norm=None if report.skipped else report.numbers.get("grad_norm"),
         )
         self._agent.send(step)
         if self._hello.rank == LEADER:

@@ -50,6 +50,8 @@ class Measured:
     idle: Idle | None  # None without a pipeline
 
 
+RANKS_NAMED = 64  # maximum number of ranks in a summary whose loss is not finite
+
 _HEAD = (
     "loss",
     "grad_norm",
@@ -152,6 +154,7 @@ class StepSummaries:
             skipped_steps=skips if skips or conditions.loss_scale else None,
             replica_bytes=int(head["replica_bytes"].sum()) if replicated else None,
             replica_bytes_plain=int(head["replica_bytes_plain"].sum()) if replicated else None,
+            not_finite=np.flatnonzero(~np.isfinite(head["loss"]))[:RANKS_NAMED].tolist(),
         )
         return Collected(summary, loads, dropped)
 

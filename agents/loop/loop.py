@@ -31,6 +31,8 @@ from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
 
+# Operations in which a rank may be for a long time without a stall.
+EVALUATION, CHECKPOINT, PAUSE = "evaluation", "checkpoint", "between steps"
 LAST_STEP = 2**53  # maximum step number that the protocol allows
 
 
@@ -155,7 +157,7 @@ class Loop:
     def end(self, report: StepReport, step_ms: float) -> None:
         """End the step of `report`, which took `step_ms`: send the report, and vote on a pending change."""
         self.quietly(lambda: self._end(report, step_ms))
-        self.at(report.number, "between steps")
+        self.at(report.number, PAUSE)
         interrupt, self._interrupt = self._interrupt, None
         if interrupt:
             raise interrupt
@@ -182,6 +184,17 @@ class Loop:
     def at(self, step: int, text: str) -> None:
         """Set the current operation of this rank, which its heartbeat (`Pulse`) reports to the hub."""
         self.doing = (step, text, time.monotonic())
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Report `name` as this rank's operation in the body, such as `EVALUATION` or `CHECKPOINT`, which may take any
+        time (docs/operate/alerts.md)."""
+        before = self.doing[1]
+        self.at(self.doing[0], name[:64] or "unnamed")
+        try:
+            yield
+        finally:
+            self.at(self.doing[0], before)
 
     def _operation(self) -> tuple[int, str, float]:
         """The step, the current operation and the start of the operation. Called in the agent's thread."""
@@ -278,11 +291,20 @@ class Loop:
         )
         self._agent.send(step)
         if self._hello.rank == LEADER:
+            self._note_overflow(report)
             everyone = len(steps) == self._hello.world
             if report.own_experts is not None and everyone:
                 report.report_experts(summed_loads(steps))
             self._agent.send(summary_of(step, steps, everyone, values, report))
             self._send_experts(report)
+
+    def _note_overflow(self, report: StepReport) -> None:
+        scale = report.finite("loss_scale")
+        if report.skipped and scale is not None:
+            overflow = f"step {report.number}: a gradient overflowed in fp16 at loss scale {scale:g}"
+            self._agent.send(
+                Event(time.time(), "warning", "loop", f"{overflow}, so the scaler skipped the update")
+            )
 
     def _send_experts(self, report: StepReport) -> None:
         if report.experts and self._agent.wants("experts", report.number):

@@ -40,13 +40,13 @@ class StepReport:
         self.skipped = False  # the update was skipped, because a gradient was not finite
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, doing: str = "") -> Iterator[None]:
         """Measure the time of a named part of the step. If the rank hangs, the cockpit shows the phase in which it
-        hangs.
+        hangs, or the operation `doing` if it is given.
         """
         name = name[:64] or "unnamed"
         before = self._loop.doing[1]
-        self._loop.at(self.number, name)
+        self._loop.at(self.number, doing or name)
         start = time.perf_counter()
         try:
             yield
@@ -66,7 +66,7 @@ class StepReport:
         memory_bytes: Any = None,
         loss_weight: Any = None,
         loss_scale: Any = None,
-        skipped: bool | None = None,
+        skipped: Any = None,
     ) -> None:
         """Report metrics of this rank's step, in one call or several; each value must be convertible with `float`.
 

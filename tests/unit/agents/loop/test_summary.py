@@ -12,7 +12,7 @@ from agents.alerts.training import Loss
 from agents.loop.coordinates import batch_of
 from agents.protocol import Step, Summary
 from agents.state.run_state import RunState
-from tests.unit.agents.fleet import make_hello, make_summary
+from tests.unit.agents.fleet import make_hello
 from tests.unit.agents.loop.test_loop import DEADLINE_S, Around, Sent
 
 NAN, INF = math.nan, math.inf

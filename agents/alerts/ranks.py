@@ -2,8 +2,10 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from agents.alerts.finding import Finding, names_of
+from agents.alerts.finding import Finding, median, names_of
 from agents.protocol import Pulse, Value
 from agents.state.run_state import RunState
 
@@ -11,8 +13,16 @@ STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
 STALL_STEPS = 5  # an operation must also take longer than this many typical steps
 ABSENT_S = 20.0  # the ranks of a job join at different times; after this long, the next rank does not come
 SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
+# Work outside the steps, for which the other ranks may wait.
+LONG_WORK = ("evaluation", "checkpoint", "expert placement")
 # Operations that may take any time.
-AT_REST = ("paused", "starting", "checkpoint", "expert placement", "between exports")
+AT_REST = ("paused", "starting", "between exports", *LONG_WORK)
+# Operations outside the steps of which nothing else is known: the program may do anything in them.
+PAUSES = ("between steps", "between phases")
+PAUSE_S = 1.0  # a pause between two steps is long, such as an evaluation, if it takes at least this long
+TYPICAL_PAUSES = 10  # a pause must take longer than this many typical long pauses ...
+# ... and than this; the second number applies while the run has made no long pause.
+LEAST_PAUSE_S, UNKNOWN_PAUSE_S = 60.0, 600.0
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 
@@ -97,13 +107,18 @@ class Stall:
         )
         usual_s = state.summaries[-1].step_ms / 1000 if state.summaries else math.inf
         limit_s = max(STALL_S, STALL_STEPS * usual_s)
+        since_s = {
+            rank: pulse.since_ms / 1000 + now_s - self._received[rank][1] for rank, pulse in here.items()
+        }
         stuck = {
             rank: pulse
             for rank, pulse in here.items()
-            if pulse.since_ms / 1000 + now_s - self._received[rank][1] > limit_s
-            and not pulse.doing.startswith(AT_REST)
+            if since_s[rank] > limit_s and not pulse.doing.startswith(AT_REST)
         }
-        if not stuck:
+        if stuck and _only_pause(stuck):
+            limit_s = max(limit_s, _pause_limit_s(state))
+            stuck = {rank: pulse for rank, pulse in stuck.items() if since_s[rank] > limit_s}
+        if not stuck or _long_work(here, silent):
             return []
         missing = silent or _not_arrived(stuck)
         waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in missing}
@@ -115,7 +130,10 @@ class Stall:
         why = "not heard, last in" if silent else "not arrived: in"
         if not silent and not waiting:  # all stuck ranks are in the same operation
             why = "is in" if len(missing) == 1 else "are in"
-        parts.append(f"{names_of(state, missing)} {why} {last_pulse.doing or 'an unnamed operation'}")
+        doing = last_pulse.doing or "an unnamed operation"
+        if doing in PAUSES:
+            why = why.removesuffix(" in")
+        parts.append(f"{names_of(state, missing)} {why} {doing}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),
             "waiting": len(waiting),
@@ -123,6 +141,26 @@ class Stall:
             "doing": last_pulse.doing[:256],
         }
         return [Finding("stall", "run", "error", "; ".join(parts), evidence, tuple(missing))]
+
+
+def _only_pause(stuck: dict[int, Pulse]) -> bool:
+    """Whether all stalled ranks are outside a step, after the same step. If one of them is in a step or at another
+    step, the others wait for it, or it waits for the others."""
+    return (
+        all(pulse.doing in PAUSES for pulse in stuck.values()) and len({p.step for p in stuck.values()}) == 1
+    )
+
+
+def _pause_limit_s(state: RunState) -> float:
+    """The time after which a pause between two steps is too long."""
+    ends = ((one.time_s, two.time_s - two.step_ms / 1000) for one, two in pairwise(state.summaries))
+    long = [begin - end for end, begin in ends if begin - end >= PAUSE_S]
+    return max(LEAST_PAUSE_S, TYPICAL_PAUSES * median(long)) if long else UNKNOWN_PAUSE_S
+
+
+def _long_work(here: Mapping[int, Pulse], silent: Sequence[int]) -> bool:
+    """Whether a rank does work for which the other ranks wait, as when only rank 0 evaluates or saves."""
+    return any(pulse.doing.startswith(LONG_WORK) for rank, pulse in here.items() if rank not in silent)
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
@@ -144,6 +182,8 @@ def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
 
 
 def _in(doing: str) -> str:
+    if doing in PAUSES:
+        return f"wait {doing}"
     return doing.replace("waiting", "wait", 1) if doing.startswith("waiting") else f"wait in {doing}"
 
 

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from agents.alerts.finding import Finding, NewSummaries, median, spread
+from agents.alerts.finding import RANKS_NAMED, Finding, NewSummaries, median, names_of, spread
 from agents.protocol import LayerLoad, LoadSummary, Summary, Value
 from agents.state.run_state import RunState
 
@@ -40,21 +40,31 @@ class Loss:
         if self._new.restarted:
             self._losses.clear()
             self._norms.clear()
-        findings = [finding for summary in new for finding in self._judge(summary)]
+        findings = [finding for summary in new for finding in self._judge(state, summary)]
+        if new and not any(finding.name == "nan" for finding in findings):
+            findings += self._own_records(state)
         last_of_each = {(finding.name, finding.subject): finding for finding in findings}
         return list(last_of_each.values()) if new else None
 
-    def _judge(self, summary: Summary) -> Iterator[Finding]:
+    def _own_records(self, state: RunState) -> Iterator[Finding]:
+        """A loss or gradient norm in the ranks' newest records that is not finite. If the ranks do not exchange their
+        measurements, the summary has only those of rank 0."""
+        broken = [
+            one
+            for rank, one in sorted(state.steps.items())
+            if (_is_broken(one.loss) or _is_broken(one.grad_norm)) and rank not in state.gone
+        ]
+        if broken:
+            first = broken[0]
+            yield _not_finite(state, first.step, first.loss, first.grad_norm, [one.rank for one in broken])
+
+    def _judge(self, state: RunState, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm
         if summary.skipped and summary.loss_scale is not None and not _is_broken(loss):
             return  # with fp16 an overflow is normal; the engine reports it as a warning
         if _is_broken(loss) or _is_broken(norm):
-            what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
             kept = "; the weights were not updated" if summary.skipped else ""
-            text = f"{what} at step {step}{kept}"
-            yield Finding(
-                "nan", "run", "error", text, {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
-            )
+            yield _not_finite(state, step, loss, norm, summary.not_finite, kept)
             return
         if loss is not None:
             yield from self._loss_spike(step, loss)
@@ -84,6 +94,18 @@ class Loss:
             )
         else:
             self._norms.append(norm)
+
+
+def _not_finite(
+    state: RunState, step: int, loss: float | None, norm: float | None, ranks: Sequence[int], kept: str = ""
+) -> Finding:
+    """The finding for a loss or gradient norm that is not finite. `ranks`: those with such a value; they are named
+    unless all ranks have one, as after the first update with a NaN."""
+    what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
+    where = f" on {names_of(state, ranks)}" if ranks and len(ranks) < min(state.world, RANKS_NAMED) else ""
+    evidence: dict[str, Value] = {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
+    text = f"{what} at step {step}{where}{kept}"
+    return Finding("nan", "run", "error", text, evidence, tuple(ranks) if where else ())
 
 
 def _is_broken(value: float | None) -> bool:

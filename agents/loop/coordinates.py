@@ -13,6 +13,9 @@ class Mesh(Protocol):
     def get_coordinate(self) -> Sequence[int] | None: ...
 
 
+SAME_BATCH = ("tp", "pp")
+"""Axes whose ranks train on the same tokens: all ranks of a tensor-parallel group or of a pipeline have one batch."""
+
 Axes = Mapping[str, int] | Mesh
 """Coordinates by axis, outermost axis first, e.g. ``{"dp": 3, "tp": 0}``; or a mesh over all ranks with named axes."""
 
@@ -28,3 +31,11 @@ def coordinates(axes: Axes | None) -> dict[str, int]:
     if own is None:
         raise ValueError("axes= is a mesh that does not contain this rank; pass the mesh of all ranks")
     return {name: int(at) for name, at in zip(names, own, strict=True)}
+
+
+def batch_of(coords: Mapping[str, int]) -> list[int] | None:
+    """Identifies the tokens on which the rank at `coords` trains: ranks with equal values train on the same tokens,
+    which count once for the job. None if no other rank trains on this rank's tokens."""
+    if not any(axis in SAME_BATCH for axis in coords):
+        return None
+    return [at for axis, at in coords.items() if axis not in SAME_BATCH]

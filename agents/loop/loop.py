@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from agents.loop.coordinates import batch_of
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of, summed_loads
 from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
@@ -30,12 +31,14 @@ from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
 
+# Operations in which a rank may be for a long time without a stall.
+EVALUATION, CHECKPOINT, PAUSE = "evaluation", "checkpoint", "between steps"
 LAST_STEP = 2**53  # maximum step number that the protocol allows
 
 
 class Loop:
     """One rank of a training loop, created by `join`. `close` is called at interpreter exit unless the program has
-    called it before.
+    called it before. `batch`: identifies the tokens on which this rank trains (`batch_of`).
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Loop:
         # A BaseException from an `apply`, raised again at the end of the step.
         self._interrupt: BaseException | None = None
         self.doing = (0, "starting", time.monotonic())
+        self.batch = batch_of(hello.coords)
         endpoint, key, _, fallback = reached or (None, None, None, None)
         self._agent = Agent(endpoint, self._operation, sensors, key, fallback)
         self._introduce()
@@ -153,7 +157,7 @@ class Loop:
     def end(self, report: StepReport, step_ms: float) -> None:
         """End the step of `report`, which took `step_ms`: send the report, and vote on a pending change."""
         self.quietly(lambda: self._end(report, step_ms))
-        self.at(report.number, "between steps")
+        self.at(report.number, PAUSE)
         interrupt, self._interrupt = self._interrupt, None
         if interrupt:
             raise interrupt
@@ -180,6 +184,17 @@ class Loop:
     def at(self, step: int, text: str) -> None:
         """Set the current operation of this rank, which its heartbeat (`Pulse`) reports to the hub."""
         self.doing = (step, text, time.monotonic())
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Report `name` as this rank's operation in the body, such as `EVALUATION` or `CHECKPOINT`, which may take any
+        time (docs/operate/alerts.md)."""
+        before = self.doing[1]
+        self.at(self.doing[0], name[:64] or "unnamed")
+        try:
+            yield
+        finally:
+            self.at(self.doing[0], before)
 
     def _operation(self) -> tuple[int, str, float]:
         """The step, the current operation and the start of the operation. Called in the agent's thread."""
@@ -244,12 +259,14 @@ class Loop:
             RankStep(
                 report.number,
                 step_ms,
-                report.numbers.get("loss"),
+                report.loss,
                 report.numbers.get("grad_norm"),
                 tokens,
                 report.finite("mfu"),
                 weight=report.finite("loss_weight"),
                 loads=report.own_experts,
+                batch=self.batch,
+                skipped=report.skipped,
             )
         ]
         if self._agreement and self._hello.world > 1:
@@ -269,15 +286,25 @@ class Loop:
             memory_bytes=report.count("memory_bytes"),
             tokens_per_s=1e3 * tokens / step_ms if tokens is not None and step_ms else None,
             mfu=report.finite("mfu"),
-            loss=report.numbers.get("loss"),
+            loss=report.loss,
+            grad_norm=None if report.skipped else report.numbers.get("grad_norm"),
         )
         self._agent.send(step)
         if self._hello.rank == LEADER:
+            self._note_overflow(report)
             everyone = len(steps) == self._hello.world
             if report.own_experts is not None and everyone:
                 report.report_experts(summed_loads(steps))
             self._agent.send(summary_of(step, steps, everyone, values, report))
             self._send_experts(report)
+
+    def _note_overflow(self, report: StepReport) -> None:
+        scale = report.finite("loss_scale")
+        if report.skipped and scale is not None:
+            overflow = f"step {report.number}: a gradient overflowed in fp16 at loss scale {scale:g}"
+            self._agent.send(
+                Event(time.time(), "warning", "loop", f"{overflow}, so the scaler skipped the update")
+            )
 
     def _send_experts(self, report: StepReport) -> None:
         if report.experts and self._agent.wants("experts", report.number):

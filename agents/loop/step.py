@@ -11,6 +11,7 @@ from agents.loop.vote import RankStep
 from agents.protocol import Step, Summary, Value
 
 PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
+RANKS_NAMED = 64  # maximum number of ranks in a summary whose loss is not finite
 
 
 class Watched(Protocol):
@@ -36,15 +37,16 @@ class StepReport:
         self.experts: Mapping[int, Sequence[int]] = {}  # number of pairs of each expert, by layer
         self.own_experts: dict[int, list[int]] | None = None  # the part of this rank, if it is not summed yet
         self.dropped: Mapping[int, int] = {}  # number of dropped pairs, by layer
+        self.skipped = False  # the update was skipped, because a gradient was not finite
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, doing: str = "") -> Iterator[None]:
         """Measure the time of a named part of the step. If the rank hangs, the cockpit shows the phase in which it
-        hangs.
+        hangs, or the operation `doing` if it is given.
         """
         name = name[:64] or "unnamed"
         before = self._loop.doing[1]
-        self._loop.at(self.number, name)
+        self._loop.at(self.number, doing or name)
         start = time.perf_counter()
         try:
             yield
@@ -63,14 +65,22 @@ class StepReport:
         mfu: Any = None,
         memory_bytes: Any = None,
         loss_weight: Any = None,
+        loss_scale: Any = None,
+        skipped: Any = None,
     ) -> None:
         """Report metrics of this rank's step, in one call or several; each value must be convertible with `float`.
 
         `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens, or by
-        `loss_weight` where it is given. The job's `grad_norm` is the maximum over ranks. `mfu` is 0..1.
+        `loss_weight` where it is given. A rank with the weight 0, such as one without tokens, has no loss. All ranks
+        that train on the same tokens, as in a tensor-parallel group, report them; they count once for the job. The
+        job's `grad_norm` is the maximum over ranks, or NaN if it is NaN on a rank. `mfu` is 0..1. `loss_scale`: the
+        factor on the loss before backward, with fp16; `skipped`: the scaler skipped the update, because a gradient
+        overflowed.
         """
         metrics = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
-        metrics |= {"memory_bytes": memory_bytes, "loss_weight": loss_weight}
+        metrics |= {"memory_bytes": memory_bytes, "loss_weight": loss_weight, "loss_scale": loss_scale}
+        if skipped is not None:
+            self.skipped = bool(skipped)
         for name, value in metrics.items():
             if value is not None:
                 self._loop.quietly(partial(self._note, name, value))
@@ -93,6 +103,13 @@ class StepReport:
 
     def _note(self, name: str, value: Any) -> None:
         self.numbers[name] = float(value)
+
+    @property
+    def loss(self) -> float | None:
+        """This rank's loss; None if it reported none, or if the loss is the mean over nothing (its weight is 0)."""
+        weight = self.finite("loss_weight")
+        weight = self.count("tokens") if weight is None else weight
+        return None if weight is not None and weight <= 0 else self.numbers.get("loss")
 
     def count(self, name: str) -> int | None:
         value = self.numbers.get(name)
@@ -126,27 +143,17 @@ def summary_of(
     the loss is that of rank 0.
     """
     slowest = max(rank.step_ms for rank in ranks)
-    tokens = [rank.tokens for rank in ranks if rank.tokens is not None]
-    losses = [
-        (rank.loss, (rank.tokens or 0) if rank.weight is None else rank.weight)
-        for rank in ranks
-        if rank.loss is not None
-    ]
-    weight = sum(count for _, count in losses)
-    if weight:
-        loss: float | None = sum(value * count for value, count in losses) / weight
-    else:
-        loss = sum(value for value, _ in losses) / len(losses) if losses else None
+    tokens = _tokens(ranks)
     loads = [load for load in report.experts.values() if sum(load)]
     mfus = [rank.mfu for rank in ranks if rank.mfu is not None]
     return Summary(
         step=step.step,
         revision=step.revision,
         time_s=time.time(),
-        loss=loss,
-        grad_norm=max((rank.grad_norm for rank in ranks if rank.grad_norm is not None), default=None),
+        loss=_mean_loss(ranks),
+        grad_norm=_largest([rank.grad_norm for rank in ranks if rank.grad_norm is not None]),
         step_ms=slowest,
-        tokens_per_s=1e3 * sum(tokens) / slowest if everyone and tokens and slowest else None,
+        tokens_per_s=1e3 * tokens / slowest if everyone and tokens is not None and slowest else None,
         mfu=sum(mfus) / len(mfus) if everyone and mfus else None,
         bubble=None,
         bubble_bound=None,
@@ -157,4 +164,48 @@ def summary_of(
         load_max_over_mean=max((len(load) * max(load) / sum(load) for load in loads), default=None),
         knobs=dict(values),
         lr=report.finite("lr"),
+        skipped=any(rank.skipped for rank in ranks),
+        loss_scale=report.finite("loss_scale"),
+        not_finite=_not_finite(ranks),
     )
+
+
+def _mean_loss(ranks: Sequence[RankStep]) -> float | None:
+    """The mean of the losses of `ranks`, weighted by `weight` or else by tokens; unweighted if a weight is unknown. A
+    rank with the weight 0 does not count, because 0 times NaN would be NaN."""
+    losses = [
+        (rank.loss, rank.tokens if rank.weight is None else rank.weight)
+        for rank in ranks
+        if rank.loss is not None
+    ]
+    if any(weight is None for _, weight in losses):
+        losses = [(loss, 1) for loss, _ in losses]
+    counted = [(loss, weight) for loss, weight in losses if weight is not None and weight > 0]
+    total = sum(weight for _, weight in counted)
+    return sum(loss * (weight / total) for loss, weight in counted) if counted else None
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """The maximum; NaN if a value is NaN, which `max` may ignore; None without values."""
+    return next((value for value in values if math.isnan(value)), max(values, default=None))
+
+
+def _tokens(ranks: Sequence[RankStep]) -> int | None:
+    """The number of tokens on which the job trains; ranks of the same `batch` have the same tokens, which count
+    once."""
+    batches: dict[object, int] = {}
+    for number, rank in enumerate(ranks):
+        if rank.tokens is not None:
+            batch = number if rank.batch is None else tuple(rank.batch)
+            batches[batch] = max(batches.get(batch, 0), rank.tokens)
+    return sum(batches.values()) if batches else None
+
+
+def _not_finite(ranks: Sequence[RankStep]) -> list[int]:
+    """The ranks whose loss is not finite or, if there are none, whose gradient norm is not finite. A NaN in one rank's
+    loss reaches the gradients of all ranks."""
+    for values in ([rank.loss for rank in ranks], [rank.grad_norm for rank in ranks]):
+        found = [at for at, value in enumerate(values) if value is not None and not math.isfinite(value)]
+        if found:
+            return found[:RANKS_NAMED]
+    return []

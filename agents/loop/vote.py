@@ -38,6 +38,8 @@ class RankStep(Struct, array_like=True, frozen=True):
     command: Command | None = None  # from the leader: the pending command, if the leader can apply it
     weight: float | None = None  # weight of the loss in the job's mean; None: the number of tokens
     loads: dict[int, list[int]] | None = None  # the (token, expert) pairs of this rank, by layer and expert
+    batch: list[int] | None = None  # equal on ranks that train on the same tokens; None: no other rank does
+    skipped: bool = False  # the update was skipped, because a gradient was not finite
 
 
 class Disagreement(Exception):

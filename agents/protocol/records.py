@@ -103,6 +103,9 @@ class Step(Message, frozen=True):
     tokens_per_s: Real | None = None  # throughput of this rank's slice of the batch
     mfu: Real | None = None  # achieved FLOP/s over the peak of the device
     loss: float | None = None  # this rank's loss, if it computes one; `Summary.loss` is the loss of the job
+    grad_norm: float | None = (
+        None  # the gradient norm that this rank computed; None if the update was skipped
+    )
 
     @property
     def waited_ms(self) -> float:
@@ -149,6 +152,8 @@ class Summary(Message, frozen=True):
     # Bytes that all ranks sent to sum gradients over replicas; None without replicas.
     replica_bytes: Count | None = None
     replica_bytes_plain: Count | None = None  # bytes that this would take without compression
+    # The ranks whose loss is not finite or, if there are none, whose gradient norm is not finite; at most 64.
+    not_finite: Annotated[list[Rank], Meta(max_length=64)] = []
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):

@@ -59,16 +59,16 @@ class Hooks:
 
         self._remove.append(restore)
 
-    def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        """Install two hooks on every optimizer: `before` runs before each step, and `after` runs after it. The argument
-        of both is the optimizer."""
+    def optimizers(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """Install two hooks on every optimizer: `before` runs before each step, and `after` runs after it. The
+        arguments of both are the optimizer, and the arguments of the step as a tuple and a dictionary; `before` may
+        return others."""
         from torch.compiler import is_compiling
         from torch.optim import optimizer
 
-        def around(work: Callable[[Any], None]) -> Callable[..., None]:
-            def hook(stepping: Any, args: Any, kwargs: Any) -> None:
-                if self.on and not is_compiling():
-                    work(stepping)
+        def around(work: Callable[..., Any]) -> Callable[..., Any]:
+            def hook(stepping: Any, args: Any, kwargs: Any) -> Any:
+                return work(stepping, args, kwargs) if self.on and not is_compiling() else None
 
             return hook
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from agents.wrap.exchange import ClosedError, StoreRanks
 
 if TYPE_CHECKING:
+    from agents.loop.adapters.knobs.learning_rate import LearningRateScale
     from agents.transport.reach import Reach
     from agents.wrap.hooks import Hooks
     from agents.wrap.loop import WrappedLoop
-    from agents.wrap.optimizers import LearningRateScale
     from agents.wrap.sensors.phases import Phases
 
 JOIN_S = 5.0  # how long the end of a program waits for the thread

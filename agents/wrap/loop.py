@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from agents.loop.adapters.knobs.learning_rate import LR_SCALE
+from agents.loop.adapters.knobs.learning_rate import LR_SCALE, LearningRateScale
 from agents.loop.adapters.torch_ranks import memory_bytes
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, summary_of
@@ -20,7 +20,6 @@ from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER, Voter
 from agents.transport.reach import Reach
 from agents.wrap.exchange import ClosedError, StoreRanks
-from agents.wrap.optimizers import LearningRateScale
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide
 from agents.wrap.sensors.losses import StepLoss
 from agents.wrap.sensors.phases import COMMUNICATION, Phases
@@ -124,7 +123,7 @@ class WrappedLoop(Loop):
         """Report a step that the program has completed. If the ranks exchange their reports and votes after this step,
         submit this rank's."""
         self._step = number
-        self.doing = (number, "training", time.monotonic())
+        self.doing = (number, "between phases", time.monotonic())
         if number % self._stride == 0:
             step = Step(
                 rank=self._hello.rank,

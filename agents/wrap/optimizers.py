@@ -1,4 +1,4 @@
-"""The optimizers of a program: chooses the one whose steps count as steps of the run, and scales the learning rates."""
+"""The optimizers of a program: chooses the one whose steps count as steps of the run."""
 
 import weakref
 from typing import Any
@@ -55,43 +55,3 @@ class MainOptimizer:
 def parameter_count(optimizer: Any) -> int:
     """Number of parameters that an optimizer updates; sharded parameters (DTensor) count in full."""
     return sum(one.numel() for group in optimizer.param_groups for one in group["params"])
-
-
-class LearningRateScale:
-    """A factor on the learning rates of all optimizers, applied only during `optimizer.step`.
-
-    Before the step, the learning rate of each parameter group is multiplied by the factor; after the step, the
-    program's own value is restored. Schedulers and programs that set learning rates therefore read and write only
-    unscaled values, and never undo the factor.
-    """
-
-    def __init__(self) -> None:
-        self.scale = 1.0
-        self._own: list[tuple[Any, Any, Any]] = []  # group, the program's rate, the rate in force
-
-    def apply(self, optimizer: Any) -> None:
-        """Multiply the optimizer's learning rates by `scale`; called before the optimizer's step."""
-        self.restore()  # if the last step raised an exception
-        if self.scale == 1.0:
-            return
-        for group in optimizer.param_groups:
-            own = group.get("lr")
-            if own is not None:
-                group["lr"] = own * self.scale
-                self._own.append((group, own, group["lr"]))
-
-    def restore(self) -> None:
-        """Restore the program's own learning rates, except those that the program has changed since `apply`."""
-        for group, own, scaled in self._own:
-            if group.get("lr") is scaled:
-                group["lr"] = own
-        self._own.clear()
-
-    def rate(self, optimizer: Any) -> float | None:
-        """The scaled learning rate of the first parameter group; None if it is a tensor on a device, because reading it
-        would wait for the device.
-        """
-        own = optimizer.param_groups[0].get("lr")
-        if own is None or getattr(getattr(own, "device", None), "type", "cpu") != "cpu":
-            return None
-        return float(own) * self.scale

@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agents.loop.adapters.knobs.learning_rate import LearningRateScale
 from agents.wrap.hooks import Hooks, say
-from agents.wrap.optimizers import LearningRateScale, MainOptimizer
+from agents.wrap.optimizers import MainOptimizer
 from agents.wrap.sensors.losses import Losses
 from agents.wrap.sensors.modules import Forwards
 from agents.wrap.sensors.phases import COMMUNICATION, Phases
@@ -54,7 +55,7 @@ class Watch:
         from torch.utils.data import dataloader
 
         hooks = self._hooks
-        hooks.at_end(self._rates.restore)
+        hooks.at_end(self._rates.close)
         hooks.at_end(self.close)
         hooks.optimizers(self._before_optimizer, self._after_optimizer)
         hooks.wrap(torch.autograd, "backward", self._backward)  # `Tensor.backward` calls it too
@@ -182,23 +183,24 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------ steps
 
-    def _before_optimizer(self, optimizer: Any) -> None:
-        self._hooks.guarded(self._begin_update, optimizer)
+    def _before_optimizer(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._hooks.guarded(self._begin_update, optimizer, args, kwargs)
 
-    def _begin_update(self, optimizer: Any) -> None:
+    def _begin_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._stepping:
             self._phases.begin_thread()
         elif not self._phases.ours:
-            return
+            return None
         if any(one is optimizer for one in self._stepping):  # its last step raised an exception
             self._stepping.clear()
         self._stepping.append(optimizer)
         if len(self._stepping) == 1:
             self._phases.leave("optimizer")
             self._phases.enter("optimizer")
-            self._rates.apply(optimizer)
+            return self._rates.before_step(optimizer, args, kwargs)
+        return None
 
-    def _after_optimizer(self, optimizer: Any) -> None:
+    def _after_optimizer(self, optimizer: Any, *_: object) -> None:
         ends = self._hooks.guarded(self._end_update, optimizer)
         if ends and self._hooks.on:
             self._hooks.guarded(self._end_step, optimizer)

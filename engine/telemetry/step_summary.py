@@ -52,6 +52,11 @@ class Measured:
     idle: Idle | None  # None without a pipeline
 
 
+RANKS_NAMED = 64  # maximum number of ranks in a summary whose loss is not finite
+MARKED = (
+    48  # ranks for which one element of the reduced vector has a bit; a double holds sums of 53 bits exactly
+)
+
 _HEAD = (
     "step_s",  # the slowest rank's; all other elements are sums over the ranks
     "loss",
@@ -61,6 +66,24 @@ _HEAD = (
     "replica_bytes",
     "replica_bytes_plain",
 )
+
+
+def _marks(world: int, rank: int | None) -> list[float]:
+    """A bit for each rank of the job, set for `rank`. Each rank sets only its own bit, so a sum of marks is their
+    union."""
+    marks = [0.0] * -(-world // MARKED)
+    if rank is not None:
+        marks[rank // MARKED] = 2.0 ** (rank % MARKED)
+    return marks
+
+
+def _ranks_in(marks: NDArray[np.float64]) -> list[int]:
+    return [
+        MARKED * place + bit
+        for place, sum_ in enumerate(marks)
+        for bit in range(MARKED)
+        if int(sum_) >> bit & 1
+    ]
 
 
 def _combine(mine: Tensor, other: Tensor) -> None:
@@ -89,9 +112,10 @@ class StepSummaries:
             readings.replica_bytes_plain,
         )
         lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
+        marks = _marks(self._world.grid.world, None if math.isfinite(measured.loss) else self._world.rank)
         mine = torch.cat(
             (
-                torch.tensor([*head, *lanes], dtype=torch.float64),
+                torch.tensor([*head, *lanes, *marks], dtype=torch.float64),
                 readings.dropped.double(),
                 readings.load.double().flatten(),
             )
@@ -127,6 +151,8 @@ class StepSummaries:
         start = len(_HEAD)
         lanes = vector[start : start + 3 * len(AXES)].reshape(len(AXES), 3)
         start += 3 * len(AXES)
+        marks = vector[start : start + -(-world // MARKED)]
+        start += len(marks)
         dropped = vector[start : start + layers].astype(np.int64)
         loads = vector[start + layers :].astype(np.int64).reshape(layers, -1)
         step_s = head["step_s"]
@@ -163,6 +189,7 @@ class StepSummaries:
             skipped_steps=skips if skips or conditions.loss_scale else None,
             replica_bytes=int(head["replica_bytes"]) if replicated else None,
             replica_bytes_plain=int(head["replica_bytes_plain"]) if replicated else None,
+            not_finite=_ranks_in(marks)[:RANKS_NAMED],
         )
         return Collected(summary, loads, dropped)
 

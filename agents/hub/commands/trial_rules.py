@@ -1,5 +1,6 @@
 """Pure functions for the rules of trials: which knobs can be tried, and which measured changes are kept."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import structs
@@ -59,6 +60,8 @@ def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, s
     entry = structs.replace(entry, state=state)
     if found is None:
         return entry, "the measured step times cannot be compared"
+    if state.loss_after is not None and not math.isfinite(state.loss_after):
+        return entry, "the loss is not finite"
     if not state.loss_neutral:
         return entry, "it changes the loss, so a faster step alone does not justify it"
     if found.high >= 1.0:

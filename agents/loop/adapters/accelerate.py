@@ -13,18 +13,26 @@ an update when the number of micro-batches is a multiple of `gradient_accumulati
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
+from agents.loop.adapters import deepspeed
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches, follow
 from agents.loop.adapters.saving import Save, save_requested
-from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
-from agents.loop.loop import Loop
+from agents.loop.adapters.torch_ranks import (
+    TorchRanks,
+    coordinates_of,
+    device_number,
+    memory_bytes,
+    own_part,
+    token_count,
+)
+from agents.loop.loop import CHECKPOINT, EVALUATION, PAUSE, Loop
 from agents.loop.step import StepReport, discard
 
 MOST = 1024  # highest legal accumulation
@@ -44,9 +52,8 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
         )
     ranks = TorchRanks()
     project = Path(accelerator.project_dir or Path.cwd())
-    axes = {"dp": ranks.rank} if ranks.world > 1 else {}
-    known = {"run": project.resolve().name[:64], "axes": axes, "device": device_number(accelerator.device)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
+    known = {"run": project.resolve().name[:64], "device": device_number(accelerator.device)}
+    loop = ranks.join(axes_of(accelerator, ranks), known, join)
     _Watched(accelerator, ranks, loop, save or functools.partial(_save_state, accelerator, project))
     return loop
 
@@ -56,11 +63,10 @@ class _Watched:
 
     def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
         self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save
-        (optimizer, *others), schedulers = accelerator._optimizers, accelerator._schedulers
-        self._learning_rate = LearningRate(optimizer, schedulers[0] if schedulers else None)
-        if others:
-            self._learning_rate.refusal = "there are several optimizers"
+        self._learning_rate = LearningRate(*accelerator._optimizers)
         self._experts = ExpertLoad(accelerator._models[0], ranks)
+        self._loss_scale = LossScale(accelerator)
+        self._context_ranks = context_ranks(accelerator, ranks)
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
         self._losses: list[Any] = []  # losses of the micro-batches of this step, as tensors
@@ -79,6 +85,8 @@ class _Watched:
         patches.wrap(accelerator, "backward", self._backward)
         patches.wrap(accelerator, "clip_grad_norm_", self._clip_grad_norm)
         patches.wrap(accelerator, "end_training", self._end_training)
+        for name in ("save_state", "save_model"):
+            patches.operation(self._loop, accelerator, name, CHECKPOINT)
         for optimizer in accelerator._optimizers:
             patches.wrap(optimizer, "step", self._optimizer_step)
         for loader in accelerator._dataloaders:
@@ -132,16 +140,27 @@ class _Watched:
                 if not self._stopping or id(loader) not in self._trains:
                     yield from iterator
                 return
+            if not self._accelerator._models[0].training:
+                self._loop.at(self._loop.doing[0], EVALUATION)
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                yield batch
+                continue
             if self._report is None:
                 self._context = self._loop.step(self._updates + 1)
                 self._report = self._context.__enter__()
+            elif self._loop.doing[1] == EVALUATION:
+                self._loop.at(self._report.number, "step")
             try:
                 with self._report.phase("data"):
                     batch = next(iterator)
             except StopIteration:
                 self._discard_unused()
                 return
-            self._loader, self._tokens_of_batch = loader, token_count(batch) or 0
+            self._loader = loader
+            self._tokens_of_batch = own_part(token_count(batch) or 0, *self._context_ranks)
             yield batch
 
     def _discard_unused(self) -> None:
@@ -179,7 +198,10 @@ class _Watched:
         self._updated = True
         self._report.report(lr=self._learning_rate.current())
         with self._report.phase("optimizer"):
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+        self._loop.quietly(functools.partial(self._loss_scale.report, self._report))
+        self._loop.at(self._report.number, PAUSE)  # until the loop requests the next batch
+        return result
 
     def _end_step(self) -> None:
         """If the loop has updated the weights, report the update, and vote with the other ranks on pending operator
@@ -222,7 +244,56 @@ class _Watched:
             self._left = True
             self._patches.undo()
             self._experts.remove()
+            self._learning_rate.remove()
             self._ranks.leave(self._loop)
+
+
+class LossScale:
+    """The factor on the loss of an `Accelerator` with fp16."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._scale = self._read()
+
+    def report(self, report: StepReport) -> None:
+        """Report, after the optimizer's step, the scale of this step and whether the scaler skipped the update."""
+        if self._scale is not None:
+            skipped = bool(self._accelerator.optimizer_step_was_skipped)
+            report.report(loss_scale=self._scale, skipped=skipped)
+            self._scale = self._read()
+
+    def _read(self) -> float | None:
+        scaler = self._accelerator.scaler
+        if scaler is not None:
+            return float(scaler.get_scale()) if scaler.is_enabled() else None
+        if self._accelerator.mixed_precision != "fp16":
+            return None
+        scale = next((deepspeed.loss_scale(one.optimizer) for one in self._accelerator._optimizers), None)
+        return None if scale is None else float(scale)
+
+
+SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # of Accelerate's `ParallelismConfig`, outermost first
+
+
+def axes_of(accelerator: Any, ranks: TorchRanks) -> dict[str, int]:
+    """The coordinates of this rank on the axes with more than one rank, in the order of Accelerate's device mesh."""
+    engine = getattr(getattr(accelerator, "deepspeed_engine_wrapped", None), "engine", None)
+    if engine is not None:
+        return deepspeed.axes_of(engine, ranks)
+    return coordinates_of(ranks.rank, _sizes(accelerator, ranks))
+
+
+def context_ranks(accelerator: Any, ranks: TorchRanks) -> tuple[int, int]:
+    """The number of ranks that divide each sequence of a batch after the data loader, and this rank's place among
+    them."""
+    return _sizes(accelerator, ranks).get("cp", 1), axes_of(accelerator, ranks).get("cp", 0)
+
+
+def _sizes(accelerator: Any, ranks: TorchRanks) -> dict[str, int]:
+    config = getattr(accelerator, "parallelism_config", None)
+    sizes = {name: int(getattr(config, f"{name}_size", None) or 1) for name in SIZES}
+    # Without a `ParallelismConfig`, or if it has no data-parallel sizes, all other ranks have their own data.
+    return {"dp": ranks.world // math.prod(sizes.values())} | sizes
 
 
 def _save_state(accelerator: Any, project: Path, updates: int) -> object:

@@ -11,18 +11,18 @@ The engine counts micro-batches (`micro_steps`) from zero at the start of the pr
 until `micro_steps` is a multiple of the new number.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
 from agents.loop.adapters.expert_load import ExpertLoad, moe_layers
 from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches, follow
 from agents.loop.adapters.saving import Save, save_requested
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
-from agents.loop.loop import Loop
+from agents.loop.loop import CHECKPOINT, EVALUATION, PAUSE, Loop
 from agents.loop.step import StepReport, discard
 
 MOST = 1024  # highest legal accumulation
@@ -44,9 +44,8 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
     if not getattr(engine.optimizer, "param_groups", None):
         raise ValueError("watch() needs an engine with an optimizer: pass one to deepspeed.initialize()")
     ranks = TorchRanks()
-    axes = {"dp": ranks.rank} if ranks.world > 1 else {}
-    known = {"run": Path.cwd().name[:64] or "deepspeed", "axes": axes, "device": device_number(engine.device)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
+    known = {"run": Path.cwd().name[:64] or "deepspeed", "device": device_number(engine.device)}
+    loop = ranks.join(axes_of(engine, ranks), known, join)
     loader = engine.training_dataloader if loader is None else loader
     _Watched(engine, loader, ranks, loop, save)
     return loop
@@ -58,7 +57,7 @@ class _Watched:
     def __init__(self, engine: Any, loader: Any, ranks: TorchRanks, loop: Loop, save: Save | None) -> None:
         self._engine, self._ranks, self._loop = engine, ranks, loop
         self._save_checkpoint = save or self._save_in_folder
-        self._learning_rate = LearningRate(engine.optimizer, engine.lr_scheduler)
+        self._learning_rate = LearningRate(engine.optimizer)
         self._experts = ExpertLoad(engine.module, ranks)
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
@@ -71,6 +70,8 @@ class _Watched:
         self._patches.wrap(engine, "backward", self._backward)
         self._patches.wrap(engine, "step", self._step)
         self._patches.wrap(engine, "destroy", self._destroy)
+        for name in ("save_checkpoint", "save_16bit_model"):
+            self._patches.operation(loop, engine, name, CHECKPOINT)
         self._declare(stoppable=loader is not None and follow(loader, self._batches))
 
     def _declare(self, stoppable: bool) -> None:
@@ -162,10 +163,13 @@ class _Watched:
             phase.__exit__(None, None, None)
 
     def _forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._engine.module.training:  # an evaluation
+        if not self._engine.module.training:
+            self._loop.at(self._loop.doing[0], EVALUATION)
             return original(*args, **kwargs)
         report = self._open()
         self._end_between()
+        if self._loop.doing[1] == EVALUATION:
+            self._loop.at(report.number, "step")
         self._tokens += token_count(kwargs) or (token_count(args[0]) if args else None) or 0
         with report.phase("forward"):
             return original(*args, **kwargs)
@@ -182,16 +186,21 @@ class _Watched:
         report = self._open()
         self._end_between()
         updates = self._engine.global_steps
-        rate = self._learning_rate.current()
+        rate, scale = self._learning_rate.current(), self._scale()
         with report.phase("optimizer"):
             result = original(*args, **kwargs)
         if self._engine.global_steps > updates:
             report.report(lr=rate)
+            if scale is not None:
+                report.report(loss_scale=scale, skipped=getattr(self._engine.optimizer, "overflow", False))
             self._end_step()
         if not self._left:
-            self._between = self._open().phase(BETWEEN)
+            self._between = self._open().phase(BETWEEN, PAUSE)
             self._between.__enter__()
         return result
+
+    def _scale(self) -> Any:
+        return loss_scale(self._engine.optimizer) if self._engine.fp16_enabled() else None
 
     def _end_step(self) -> None:
         """Report the update that has just ended, and vote with the other ranks on pending operator commands (knob
@@ -214,6 +223,8 @@ class _Watched:
         # DeepSpeed divides each loss by the accumulation, and averages the gradients over ranks.
         loss = float(sum(self._losses)) / len(self._losses) if self._losses else None
         norm = self._engine.get_global_grad_norm()
+        if norm is not None and norm < 0:  # ZeRO's value for a norm that is not finite
+            norm = math.nan
         tokens = self._tokens or None
         self._report.report(
             loss=loss, loss_weight=1, tokens=tokens, grad_norm=norm, memory_bytes=memory_bytes()
@@ -243,7 +254,46 @@ class _Watched:
         discard(context)
         self._patches.undo()
         self._experts.remove()
+        self._learning_rate.remove()
         self._ranks.leave(self._loop)
+
+
+def loss_scale(optimizer: Any) -> Any:
+    """The factor on the loss in DeepSpeed's optimizer for fp16; None if it has none."""
+    config = getattr(optimizer, "loss_scale_config", None)
+    return (
+        config.cur_scale
+        if config
+        else getattr(optimizer, "cur_scale", getattr(optimizer, "loss_scale", None))
+    )
+
+
+# Names that DeepSpeed and Megatron's `mpu` have for the ranks that divide a model or a sequence.
+MODEL_AXES = {
+    "pp": ("pipeline_model_parallel", "pipe_parallel"),
+    "sp": ("sequence_parallel",),
+    "tp": ("tensor_model_parallel", "slice_parallel", "model_parallel"),
+}
+
+
+def axes_of(engine: Any, ranks: TorchRanks) -> dict[str, int]:
+    """The coordinates of this rank on the axes with more than one rank. The ranks of `tp` have the same tokens; those
+    of `sp` (Ulysses) have different parts of each sequence."""
+    mpu, coords, inner = engine.mpu, {}, 1
+    for axis, names in MODEL_AXES.items():
+        name = next((name for name in names if hasattr(mpu, f"get_{name}_world_size")), None)
+        if name:
+            size, at = getattr(mpu, f"get_{name}_world_size")(), getattr(mpu, f"get_{name}_rank")()
+        else:  # without an mpu, sequences may be divided over neighbouring ranks
+            size = getattr(engine, "sequence_parallel_size", 1) if axis == "sp" else 1
+            at = ranks.rank % size
+        if size > 1:
+            coords[axis] = int(at)
+            inner *= size
+    if ranks.world == inner:
+        return coords
+    known = getattr(mpu, "get_data_parallel_rank", None)
+    return {"dp": int(known()) if known else ranks.rank // inner} | coords
 
 
 def _own_accumulation(engine: Any) -> str:

@@ -15,13 +15,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
+from agents.loop.adapters.accelerate import LossScale, axes_of, context_ranks
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.knobs.accumulation import MicroBatches
 from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches
-from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
-from agents.loop.loop import Loop
+from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, own_part, token_count
+from agents.loop.loop import CHECKPOINT, EVALUATION, Loop
 from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
@@ -49,7 +49,6 @@ class CockpitCallback:
         *,
         model: Any,
         optimizer: Any,
-        lr_scheduler: Any,
         train_dataloader: Any,
         **_: object,
     ) -> None:
@@ -57,14 +56,11 @@ class CockpitCallback:
         self.on_train_end(args, state, control)
         ranks = TorchRanks()
         run = args.run_name or Path(args.output_dir or "").name or "trainer"
-        axes = {"dp": ranks.rank} if ranks.world > 1 else {}
-        known = {"run": Path(run).name[:64], "axes": axes, "device": device_number(args.device)}
+        known: dict[str, Any] = {"run": Path(run).name[:64], "device": device_number(args.device)}
         known["facts"] = {"steps": int(state.max_steps)}
-        loop = agents.join(
-            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | self._join)
-        )
+        loop = ranks.join(axes_of(self._trainer.accelerator, ranks), known, self._join)
         micro_batches = MicroBatches(train_dataloader, state, args)
-        learning_rate, experts = LearningRate(optimizer, lr_scheduler), ExpertLoad(model, ranks)
+        learning_rate, experts = LearningRate(optimizer), ExpertLoad(model, ranks)
         self._training = _Training(self._trainer, ranks, loop, micro_batches, learning_rate, experts)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: object) -> None:
@@ -124,6 +120,8 @@ class _Training:
     ) -> None:
         self.loop, self.micro_batches, self._ranks = loop, micro_batches, ranks
         self._trainer, self._args = trainer, trainer.args
+        self._loss_scale = LossScale(trainer.accelerator)
+        self._context_ranks = context_ranks(trainer.accelerator, ranks)
         self._learning_rate, self._experts = learning_rate, experts
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
@@ -142,6 +140,10 @@ class _Training:
         patches.wrap(trainer, "compute_loss", functools.partial(self._timed, "forward"))
         patches.wrap(trainer.accelerator, "backward", functools.partial(self._timed, "backward"))
         patches.wrap(trainer.accelerator, "clip_grad_norm_", self._clip_grad_norm)
+        for name in ("evaluate", "predict"):
+            patches.operation(self.loop, trainer, name, EVALUATION)
+        for name in ("_save_checkpoint", "save_model"):
+            patches.operation(self.loop, trainer, name, CHECKPOINT)
 
     def _declare(self) -> None:
         loop, args = self.loop, self._args
@@ -183,11 +185,21 @@ class _Training:
             return original(epoch_iterator, num_batches, *rest)
 
     def _training_step(self, original: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        self._tokens += token_count(inputs) or 0
+        self._tokens += own_part(self._count_tokens(inputs), *self._context_ranks)
         self.micro_batches.count()
         loss = original(model, inputs, *rest, **named)
         self._losses.append(loss)
         return loss
+
+    def _count_tokens(self, inputs: Any) -> int:
+        """The tokens of a micro-batch; without padding, if the trainer counts so (`include_num_input_tokens_seen`)."""
+        if getattr(self._args, "include_num_input_tokens_seen", None) == "non_padding":
+            pad = getattr(self._trainer.processing_class, "pad_token_id", None)
+            if "attention_mask" in inputs:
+                return int(inputs["attention_mask"].sum())
+            if pad is not None and "input_ids" in inputs:
+                return int((inputs["input_ids"] != pad).sum())
+        return token_count(inputs) or 0
 
     def _timed(self, phase: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._report is None:  # no step is open during an evaluation
@@ -209,6 +221,7 @@ class _Training:
     def end_update(self) -> None:
         if self._report:
             self._report.report(lr=self._learning_rate.current())
+            self._loss_scale.report(self._report)
         if self._optimizer_phase:
             self._optimizer_phase.__exit__(None, None, None)
             self._optimizer_phase = None
@@ -250,4 +263,5 @@ class _Training:
         self.discard_step()
         self._patches.undo()
         self._experts.remove()
+        self._learning_rate.remove()
         self._ranks.leave(self.loop)

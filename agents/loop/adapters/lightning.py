@@ -13,14 +13,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.knobs.learning_rate import LearningRate
+from agents.loop.adapters.patches import Patches
 from agents.loop.adapters.saving import save_requested
-from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
-from agents.loop.loop import Loop
+from agents.loop.adapters.torch_ranks import (
+    TorchRanks,
+    coordinates_of,
+    device_number,
+    memory_bytes,
+    token_count,
+)
+from agents.loop.loop import CHECKPOINT, EVALUATION, PAUSE, Loop
 from agents.loop.step import StepReport, discard
 
+AXES = {"data_parallel": "dp", "tensor_parallel": "tp"}  # of the device mesh of `ModelParallelStrategy`
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 MOST = 1024  # highest legal accumulation if the number of batches in an epoch is unknown
 BETWEEN = "data, callbacks"  # phase between two batches; other callbacks also run there
@@ -52,12 +59,8 @@ class _Hooks:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         ranks = TorchRanks()
-        axes = {"dp": ranks.rank} if ranks.world > 1 else {}
-        known: dict[str, Any] = {"run": type(pl_module).__name__[:64], "axes": axes}
-        known["device"] = device_number(pl_module.device)
-        loop = agents.join(
-            rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | self._join)
-        )
+        known = {"run": type(pl_module).__name__[:64], "device": device_number(pl_module.device)}
+        loop = ranks.join(_axes(trainer.strategy, ranks), known, self._join)
         self._fit = _Fit(trainer, pl_module, ranks, loop)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -66,11 +69,12 @@ class _Hooks:
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if self._fit:
-            self._fit.discard_unused()
+            self._fit.begin_evaluation()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if self._fit:
             self._fit.open()
+            self._fit.phase(BETWEEN)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._fit:
@@ -105,10 +109,7 @@ class _Fit:
 
     def __init__(self, trainer: Any, module: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._learning_rate = LearningRate(trainer.optimizers[0], schedulers[0] if schedulers else None)
-        if len(trainer.optimizers) > 1:
-            self._learning_rate.refusal = "there are several optimizers"
+        self._learning_rate = LearningRate(*trainer.optimizers)
         self._experts = ExpertLoad(module, ranks)
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
@@ -117,6 +118,10 @@ class _Fit:
         self._tokens = self._batches = 0
         self._updates = trainer.global_step
         self._saving = False
+        self._patches = Patches()
+        self._patches.operation(loop, trainer, "save_checkpoint", CHECKPOINT)
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None)  # with fp16
+        self._scale = self._read_scale()
         self._declare(module)
 
     def _declare(self, module: Any) -> None:
@@ -172,7 +177,7 @@ class _Fit:
         if phase:
             phase.__exit__(None, None, None)
         if name and self._report:
-            self._phase = self._report.phase(name)
+            self._phase = self._report.phase(name, PAUSE if name == BETWEEN else "")
             self._phase.__enter__()
 
     def begin_batch(self, batch: Any) -> None:
@@ -200,6 +205,7 @@ class _Fit:
         # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
         self._loop.quietly(self._report_experts)
         self._loop.quietly(self._report_step)
+        self._loop.quietly(self._report_scale)
         context, self._context, self._report = self._context, None, None
         self._losses, self._tokens, self._batches = [], 0, 0
         context.__exit__(None, None, None)
@@ -215,6 +221,15 @@ class _Fit:
         tokens = self._tokens or None
         self._report.report(loss=loss, loss_weight=1, tokens=tokens, memory_bytes=memory_bytes())
 
+    def _report_scale(self) -> None:
+        assert self._report
+        before, self._scale = self._scale, self._read_scale()
+        if before is not None and self._scale is not None:
+            self._report.report(loss_scale=before, skipped=self._scale < before)
+
+    def _read_scale(self) -> float | None:
+        return float(self._scaler.get_scale()) if self._scaler is not None else None
+
     def _report_experts(self) -> None:
         assert self._report
         self._experts.report(self._report)
@@ -223,6 +238,11 @@ class _Fit:
         file = Path(self._trainer.default_root_dir) / "checkpoints" / f"step={updates}.ckpt"
         self._trainer.save_checkpoint(file)
         return file
+
+    def begin_evaluation(self) -> None:
+        self.discard_unused()
+        self.phase(None)
+        self._loop.at(self._loop.doing[0], EVALUATION)
 
     def discard_unused(self) -> None:
         """At the end of an epoch or before validation, discard the report of the current step if the step has no batch
@@ -236,4 +256,16 @@ class _Fit:
         self._batches = 0
         self.discard_unused()
         self._experts.remove()
+        self._learning_rate.remove()
+        self._patches.undo()
         self._ranks.leave(self._loop)
+
+
+def _axes(strategy: Any, ranks: TorchRanks) -> dict[str, int]:
+    """The coordinates of this rank on the axes with more than one rank."""
+    mesh = getattr(strategy, "device_mesh", None)
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    if set(names) != set(AXES):  # another mesh, such as that of FSDP, divides only data
+        return coordinates_of(ranks.rank, {"dp": ranks.world})
+    sizes = {AXES[name]: mesh.size(place) for place, name in enumerate(names)}  # type: ignore[union-attr]
+    return {axis: at for axis, at in zip(sizes, mesh.get_coordinate(), strict=True) if sizes[axis] > 1}  # type: ignore[union-attr]

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agents.loop.loop import Loop
+
 
 class Patches:
     """Wraps methods of objects for the duration of a training run. Only the given objects change, not their classes."""
@@ -22,6 +24,17 @@ class Patches:
 
         setattr(owner, name, wrapped)
         self._undo.append(lambda: setattr(owner, name, own) if own is not None else delattr(owner, name))
+
+    def operation(self, loop: Loop, owner: Any, name: str, doing: str) -> None:
+        """While the method `name` of `owner` runs, report `doing` as the operation of this rank. Does nothing if
+        `owner` has no such method."""
+
+        def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+            with loop.operation(doing):
+                return original(*args, **kwargs)
+
+        if callable(getattr(owner, name, None)):
+            self.wrap(owner, name, around)
 
     def undo(self) -> None:
         """Restore all wrapped methods."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from agents.loop.adapters.torch_ranks import TorchRanks
-from agents.loop.loop import Loop
+from agents.loop.loop import CHECKPOINT, Loop
 from agents.protocol import CHECKPOINT_STEP
 from agents.rank.vote import LEADER
 
@@ -14,7 +14,8 @@ Save = Callable[[int], object]
 def save_requested(loop: Loop, ranks: TorchRanks, save: Save, updates: int) -> None:
     """Call `save`, and log the checkpoint or why there is none: a failed save does not end the training."""
     try:
-        path = save(updates)
+        with loop.operation(CHECKPOINT):
+            path = save(updates)
     except Exception as error:  # noqa: BLE001 - code of the program and of its library
         loop.event(f"no checkpoint of step {updates}: {error}", "error")
         return

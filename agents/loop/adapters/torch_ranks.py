@@ -2,12 +2,13 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import agents
+from agents.loop.coordinates import batch_of
 from agents.loop.loop import Loop
 from agents.loop.vote import Agree
 from agents.rank.vote import LEADER
@@ -33,6 +34,15 @@ class TorchRanks:
         self.world: int = dist.get_world_size() if together else 1
         self._group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
         self._store: Any = dist.distributed_c10d._get_default_store() if self.world > 1 else None
+
+    def join(self, axes: Mapping[str, int], known: Mapping[str, Any], join: Mapping[str, Any]) -> Loop:
+        """Join a run as this rank. `axes`: this rank's coordinates, which tell which ranks share their tokens; `known`:
+        further arguments for `agents.join`; `join`: those of the program, which replace the others."""
+        own: dict[str, Any] = {"rank": self.rank, "world": self.world, "agree": self.agree, "axes": axes}
+        loop = agents.join(**(own | {"first_step": 1} | dict(known) | dict(join)))
+        if (batch := batch_of(axes)) is not None:  # also if the program shows the ranks on other axes
+            loop.batch = batch
+        return loop
 
     @property
     def agree(self) -> Agree | None:
@@ -85,6 +95,22 @@ def join_ranks(run: str, **join: Any) -> Loop:
     if ranks.world > 1:
         loop.at_close(ranks.await_others)
     return loop
+
+
+def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The coordinates of `rank` on the axes with more than one rank. `sizes`: the number of ranks on each axis, the
+    outermost first, so that neighbouring ranks differ on the last axis."""
+    coords: dict[str, int] = {}
+    for axis in reversed(list(sizes)):
+        if sizes[axis] > 1:
+            coords = {axis: rank % sizes[axis]} | coords
+        rank //= sizes[axis]
+    return coords
+
+
+def own_part(count: int, parts: int, at: int) -> int:
+    """Part number `at` of `count` tokens that `parts` ranks divide among themselves; the parts add up to `count`."""
+    return (count + at) // parts
 
 
 LENGTH = 4  # bytes that contain the number of a rank's bytes

@@ -12,18 +12,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import agents
 from agents.loop.adapters.expert_load import LARGE, SPARSE, layer_numbers
 from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches
-from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes
-from agents.loop.loop import Loop
+from agents.loop.adapters.torch_ranks import TorchRanks, coordinates_of, device_number, memory_bytes, own_part
+from agents.loop.loop import CHECKPOINT, EVALUATION, Loop
 from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
 MOST = 1024  # highest legal accumulation
 COUNTERS = ("tokens_per_expert_E", "tokens_per_expert")  # of a MoE layer, in torchtitan 0.3 and 0.2
-MESH = ("pp", "dp_replicate", "fsdp", "tp")  # outermost first; fsdp includes the ranks of cp
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # of `ParallelDims`, outermost first
 
 
 def watch(trainer: Any, **join: Any) -> Loop:
@@ -36,9 +35,8 @@ def watch(trainer: Any, **join: Any) -> Loop:
     ranks = TorchRanks()
     run = Path(trainer.config.dump_folder or "").resolve().name[:64] or "torchtitan"
     known: dict[str, Any] = {"run": run, "device": device_number(trainer.device)}
-    known["axes"] = _axes(trainer.parallel_dims, ranks)
     known["facts"] = {"steps": int(trainer.config.training.steps)}
-    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join))
+    loop = ranks.join(_axes(trainer.parallel_dims, ranks), known, join)
     _Watched(trainer, ranks, loop)
     return loop
 
@@ -48,11 +46,10 @@ class _Watched:
 
     def __init__(self, trainer: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
-        optimizers, schedulers = list(trainer.optimizers), list(trainer.lr_schedulers.schedulers)
-        self._learning_rate = LearningRate(optimizers[0], schedulers[0] if schedulers else None)
-        if len(optimizers) > 1:
-            self._learning_rate.refusal = "there are several optimizers"
+        self._learning_rate = LearningRate(trainer.optimizers)
         self._experts = _ExpertCounters(trainer.model_parts, ranks)
+        # Each batch has whole sequences, which the ranks of cp then divide.
+        self._context_ranks = trainer.parallel_dims.cp, _axes(trainer.parallel_dims, ranks).get("cp", 0)
         self._report: StepReport | None = None
         self._losses: list[Any] = []  # this rank's part of the loss of each micro-batch, as tensors
         self._tokens = 0
@@ -69,6 +66,8 @@ class _Watched:
         patches.wrap(trainer, "close", self._close)
         patches.wrap(trainer.optimizers, "step", self._optimizer_step)
         patches.wrap(trainer.metrics_processor, "log", self._log)
+        patches.operation(self._loop, trainer.checkpointer, "save", CHECKPOINT)
+        patches.operation(self._loop, getattr(trainer, "validator", None), "validate", EVALUATION)
 
     def _declare(self) -> None:
         loop, trainer = self._loop, self._trainer
@@ -125,7 +124,7 @@ class _Watched:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self._tokens += batch[1].numel()
+            self._tokens += own_part(batch[1].numel(), *self._context_ranks)
             yield batch
 
     def _forward_backward_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,6 +187,7 @@ class _Watched:
         if not self._left:
             self._left = True
             self._patches.undo()
+            self._learning_rate.remove()
             if sys.exc_info()[0] is None:
                 self._ranks.leave(self._loop)
             else:  # after an error on this rank, the other ranks may not come to a barrier
@@ -259,9 +259,4 @@ def _counters(model: Any) -> Iterator[tuple[str, Any, str, bool]]:
 
 def _axes(dims: Any, ranks: TorchRanks) -> dict[str, int]:
     """The coordinates of this rank on the axes with more than one rank."""
-    meshes = {name: dims.get_optional_mesh(name) for name in MESH}
-    return {
-        name: int(mesh.get_local_rank())
-        for name, mesh in meshes.items()
-        if mesh is not None and mesh.size() > 1
-    }
+    return coordinates_of(ranks.rank, {axis: getattr(dims, axis) for axis in AXES})

@@ -94,8 +94,8 @@ class Reading:
 
 
 def reading(found: Sequence[Segment], step: int) -> Reading | None:
-    """The value of the metric at `step`, or its range in the bucket that contains `step`; None if the run reported no
-    value there."""
+    """The value of the metric at `step`, or its range in the bucket that contains `step` (the value that is
+    not finite, if the bucket has one); None if the run reported no value there."""
     for one in found:
         at = bisect_left(one.points, step, key=_step)
         if at < len(one.points) and one.points[at][0] == step:
@@ -103,11 +103,10 @@ def reading(found: Sequence[Segment], step: int) -> Reading | None:
         if one.width > 1:
             bucket = step // one.width
             begin = bisect_left(one.points, bucket * one.width, key=_step)
-            values = [
-                value
-                for place, value in one.points[begin : begin + 8]
-                if place // one.width == bucket and math.isfinite(value)
-            ]
+            values = [value for place, value in one.points[begin : begin + 8] if place // one.width == bucket]
+            broken = [value for value in values if not math.isfinite(value)]
+            if broken:  # the range of the others would hide it
+                return Reading(broken[0], broken[0])
             if values:
                 return Reading(min(values), max(values), one.width)
     return None

@@ -51,6 +51,8 @@ def _diagnosis(store: Store, alerts: Sequence[Alert]) -> Diagnosis:
     text, cause, advice = format.clean(found.text), found.name, ADVICE.get(found.name, "")
     if found.name == "slowdown" and since is not None and (axis := grown_axis(store, since)):
         text, cause, advice = _grown_text(store, axis, since), axis, BOTTLENECK_ADVICE[axis]
+    if found.name == "nan" and found.text.startswith("gradient norm"):
+        cause = "gradient_nan"  # the loss is finite
     if found.name == "stall":
         since = None  # the text names the step at which the run is stuck
         if explained := _stack_explanation(store, found):

@@ -45,6 +45,7 @@ class Diagnosis:
 HEADLINES = {
     "failed": "FAILED",
     "nan": "LOSS NOT FINITE",
+    "gradient_nan": "GRADIENT NOT FINITE",
     "lost": "RANK LOST",
     "suspended": "RANK SUSPENDED",
     "unreachable": "RANK UNREACHABLE",

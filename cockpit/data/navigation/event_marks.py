@@ -1,6 +1,7 @@
 """Marks on curves, each at its step: applied changes, alerts, resumed runs, checkpoints, and marks that the user has
 set."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -113,7 +114,12 @@ def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
         after += [value for at, value in near if at >= step]
     if min(len(before), len(after)) < FEWEST:
         return ""
-    first, second = median(before) * metric.factor, median(after) * metric.factor
+    first, second = (_typical(values) * metric.factor for values in (before, after))
     text = f"{metric.text(first)} → {metric.with_unit(second)}"
     relative = change(first, second)
     return f"{'~' if rough else ''}{text}{f' ({relative})' if relative else ''}"
+
+
+def _typical(values: list[float]) -> float:
+    """The median; if a value is not finite, that value, which a median would hide."""
+    return next((value for value in values if not math.isfinite(value)), median(values))

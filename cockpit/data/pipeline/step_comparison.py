@@ -312,7 +312,7 @@ def _routing(store: Store, summary: Summary) -> Iterator[str]:
     others = [one for one in store.state.summaries[-256:] if one.revision == summary.revision and one.step]
     for words, get in _ROUTING:
         value, middle = get(summary), median(v for one in others if (v := get(one)) is not None)
-        if value is not None and middle is not None and value > 1.25 * middle + 1e-9:
+        if value is not None and middle is not None and not value <= 1.25 * middle + 1e-9:  # or NaN
             yield f"{words} {value:.3g}, usually {middle:.3g}"
 
 

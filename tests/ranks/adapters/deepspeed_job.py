@@ -18,6 +18,8 @@ from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from tests.ranks.adapters.jobs import noted_rates
+
 SEQUENCE, VOCABULARY, WIDTH, EXPERTS, UPDATES = 16, 64, 16, 4, 400
 
 
@@ -84,19 +86,18 @@ def main(
 
         watch(engine, loader, run="tiny", run_dir=Path(folder) / "runs" / "tiny")
 
-    update, losses, noted = first, [], {}
+    update, losses, noted, rates = first, [], {}, noted_rates()
     for batch in loader:
         time.sleep(pause_s)
         loss = engine(input_ids=batch)
         engine.backward(loss)
         losses.append(loss.item())
-        rate = engine.get_lr()[0]
         engine.step()
         if engine.global_steps == update:
             norm = engine.get_global_grad_norm()
             noted[update] = [
                 sum(losses) / len(losses),
-                rate,
+                rates[-1],
                 len(losses),
                 None if norm is None else float(norm),
             ]

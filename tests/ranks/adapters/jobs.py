@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 DEADLINE_S = 120.0
 
 
 class Job:
     """A training script that runs under torchrun. `folder` contains the script's losses, checkpoints and run folder."""
 
-    def __init__(self, script: str, folder: Path, **options: Any) -> None:
+    def __init__(self, script: str, folder: Path, ranks: int = 2, **options: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         words = json.dumps({"folder": str(folder), **options})
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._environ = os.environ | {"PYTHONPATH": path, "COCKPIT_RUNS": str(folder / "runs")}
         self.process = subprocess.Popen(
-            [sys.executable, *TORCHRUN, str(Path(__file__).parent / script), words],
+            [sys.executable, *TORCHRUN, str(ranks), str(Path(__file__).parent / script), words],
             env=self._environ,
             stdout=(folder / "out").open("w"),
             stderr=subprocess.STDOUT,
@@ -74,3 +74,18 @@ def job(script: str, folder: Path, **options: Any) -> Iterator[Job]:
     finally:
         one.process.terminate()  # torchrun then ends its ranks
         one.process.wait(DEADLINE_S)
+
+
+def noted_rates() -> list[float]:
+    """A list to which each update of an Adam optimizer in this process appends the learning rate that it uses."""
+    from torch.optim import adam
+
+    rates: list[float] = []
+    update = adam.adam
+
+    def noting(*args: Any, **kwargs: Any) -> None:
+        rates.append(float(kwargs["lr"]))
+        update(*args, **kwargs)
+
+    adam.adam = noting  # type: ignore[assignment]
+    return rates

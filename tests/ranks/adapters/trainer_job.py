@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+from tests.ranks.adapters.jobs import noted_rates
+
 SEQUENCE, VOCABULARY = 16, 64
 
 
@@ -45,13 +47,14 @@ class Losses(TrainerCallback):
     def __init__(self, file: Path, steps: int | None) -> None:
         self.file, self.steps = file, steps
         self.losses: dict[int, list[float]] = {}
+        self.rates = noted_rates()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         control.should_training_stop |= state.global_step == self.steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: object) -> None:
         if "loss" in logs and state.is_world_process_zero:
-            self.losses[state.global_step] = [logs["loss"], logs["grad_norm"], logs["learning_rate"]]
+            self.losses[state.global_step] = [logs["loss"], logs["grad_norm"], self.rates[-1]]
             self.file.write_text(json.dumps(self.losses))
 
 

@@ -47,7 +47,7 @@ def test_the_odd_rank_of_a_wrapped_job_and_its_line_are_named(tmp_path: Path) ->
         sentence = f"{others}; {odd}"
         log = log_of(tmp_path)
         stuck = next(text for text in log if text.startswith("the run is stuck"))
-        assert "7 of 8 ranks wait in a collective; rank 5 (dp5) not arrived: in training" in stuck, log
+        assert "7 of 8 ranks wait in a collective; rank 5 (dp5) not arrived: between phases" in stuck, log
         assert sentence in log, log
         assert log[sentence] - state["summary"]["time_s"] < NAMED_S
         assert f": {odd}; {others}" in cockpit(tmp_path, "status")["diagnosis"]["text"]

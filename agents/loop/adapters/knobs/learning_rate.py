@@ -1,97 +1,146 @@
-"""The knob `lr_scale`: a factor on the learning rate of a torch scheduler.
+"""The knob `lr_scale`: a factor on the learning rates of torch optimizers, applied only during `optimizer.step`.
 
-A scheduler computes each learning rate from its base rates, or from the last rate of the parameter group. A factor
-applied only to the group's rate would be lost at the scheduler's next step. So the knob also scales the scheduler's
-base rates and limits.
+Before the step, the learning rate of each parameter group is multiplied by the factor; after the step, the program's
+own value is restored. So programs and schedulers that set learning rates read and write only their own values, whatever
+the scheduler, and checkpoints contain no factor.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from agents.loop.loop import Loop
+if TYPE_CHECKING:
+    from agents.loop.loop import Loop
 
 LR_SCALE = (1e-3, 10.0)
-"""Legal factors. 0 is not legal, because a scheduler that computes each rate from the last one would stay at 0."""
+"""Legal factors."""
 
-# The attributes from which a scheduler computes learning rates: base rates and limits, as one number or one per
-# parameter group. The last three are those of DeepSpeed's schedulers.
-RATES = ("base_lrs", "eta_min", "min_lrs", "max_lrs", "delta_lrs", "org_lrs", "min_lr")
+PARTS = ("optimizers", "chained_optimizers", "sub_optimizers")  # optimizers inside a container of a library
+INNER = "optimizer"  # the optimizer inside a wrapper of a library
 
-# Schedulers that write their own rates into the parameter groups, from limits that are not in `RATES`.
-UNSCALABLE = ("OneCycleLR", "SWALR", "GreedyLR")
+
+class LearningRateScale:
+    """The factor `scale`, and the rates that it replaces during a step."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self._own: list[tuple[Any, Any, Any]] = []  # group, the program's rate, the rate in force
+
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Multiply the optimizer's learning rates by `scale`: a hook before the optimizer's step. If the step gets a
+        closure, which may contain the program's training step, the closure sees the program's own rates."""
+        self.apply(optimizer)
+        if self.scale == 1.0:
+            return None
+        if kwargs.get("closure") is not None:
+            return args, kwargs | {"closure": self._with_own_rates(optimizer, kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._with_own_rates(optimizer, args[1]), *args[2:]), kwargs
+        return None
+
+    def _with_own_rates(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(closure)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.restore()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.apply(optimizer)
+
+        return wrapped
+
+    def apply(self, optimizer: Any) -> None:
+        """Multiply the optimizer's learning rates by `scale`."""
+        self.restore()  # if the last step raised an exception
+        if self.scale == 1.0:
+            return
+        for group in optimizer.param_groups:
+            own = group.get("lr")
+            if own is not None:
+                group["lr"] = own * self.scale
+                self._own.append((group, own, group["lr"]))
+
+    def restore(self) -> None:
+        """Restore the program's own learning rates, except those that the program has changed since `apply`."""
+        for group, own, scaled in self._own:
+            if group.get("lr") is scaled:
+                group["lr"] = own
+        self._own.clear()
+
+    def close(self) -> None:
+        """Restore the program's own learning rates for good."""
+        self.scale = 1.0
+        self.restore()
+
+    def rate(self, optimizer: Any) -> float | None:
+        """The scaled learning rate of the first parameter group, outside a step; None if it is a tensor on a device,
+        because reading it would wait for the device, or if there is no group.
+        """
+        own = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if own is None or getattr(getattr(own, "device", None), "type", "cpu") != "cpu":
+            return None
+        return float(own) * self.scale
 
 
 class LearningRate:
-    """Multiplies the learning rates of an optimizer and its schedulers by one factor.
+    """The knob `lr_scale` of a loop that steps `optimizers`: torch optimizers, or a library's wrappers and containers
+    of such. `refusal`: why there is no knob; "" if there is one."""
 
-    `refusal`: why the factor cannot be changed; "" if it can. `scale`: the current factor. In a run that was resumed
-    from a checkpoint with scaled rates, `scale` is relative to the rates of the original run.
-    """
+    def __init__(self, *optimizers: Any) -> None:
+        self._scale = LearningRateScale()
+        self._optimizers = [one for optimizer in optimizers for one in torch_optimizers(optimizer)]
+        self._hooks: list[Any] = []
+        foreign = next((one for one in self._optimizers if not hasattr(one, "register_step_pre_hook")), None)
+        self.refusal = "" if foreign is None else f"{type(foreign).__name__} is not an optimizer of torch"
 
-    def __init__(self, optimizer: Any, scheduler: Any) -> None:
-        self._optimizer = optimizer
-        self._schedulers = list(_innermost(scheduler)) if scheduler is not None else []
-        names = [type(one).__name__ for one in self._schedulers]
-        wrong = next((name for name in names if name in UNSCALABLE), None)
-        self.refusal = f"lr_scale does not work with the scheduler {wrong}" if wrong else ""
-        self.scale = _scale_of(optimizer, self._schedulers)
-
-    def declare(self, loop: Loop) -> None:
+    def declare(self, loop: "Loop") -> None:
         """Declare the knob, or log why it is not available."""
         if self.refusal:
             return loop.event(f"no knob lr_scale: {self.refusal}")
-        about = "factor on the learning rate of the schedule"
-        return loop.knob(
+        loop.knob(
             "lr_scale",
             float,
             LR_SCALE,
-            value=self.scale,
-            apply=self.set_scale,
+            value=1.0,
+            apply=functools.partial(setattr, self._scale, "scale"),
             loss_neutral=False,
-            about=about,
+            about="factor on the learning rates that the program sets",
         )
+        for one in self._optimizers:
+            self._hooks += [
+                one.register_step_pre_hook(self._scale.before_step),
+                one.register_step_post_hook(lambda *_: self._scale.restore()),
+                # If a step has raised an exception, the program may save a checkpoint.
+                one.register_state_dict_pre_hook(lambda *_: self._scale.restore()),
+            ]
+        return None
 
-    def current(self) -> float:
-        """The learning rate of the first parameter group."""
-        return float(self._optimizer.param_groups[0]["lr"])
+    @property
+    def scale(self) -> float:
+        """The factor in force."""
+        return self._scale.scale
 
-    def set_scale(self, scale: float) -> None:
-        """Change the learning rates so that the factor is `scale` from the next update on."""
-        by, self.scale = scale / self.scale, scale
-        for scheduler in self._schedulers:
-            for name in RATES:
-                if (rates := getattr(scheduler, name, None)) is not None:
-                    setattr(scheduler, name, _scaled(rates, by))
-        for group in self._optimizer.param_groups:
-            group["lr"] = _scaled(group["lr"], by)
-        for scheduler in self._schedulers:
-            if hasattr(scheduler, "_last_lr"):
-                scheduler._last_lr = [group["lr"] for group in self._optimizer.param_groups]
+    def current(self) -> float | None:
+        """The learning rate of the first parameter group, including the factor; None if it is unknown."""
+        return self._scale.rate(self._optimizers[0]) if self._optimizers else None
 
-
-def _innermost(scheduler: Any) -> Iterator[Any]:
-    """The schedulers inside wrappers (such as Accelerate's) and inside composite schedulers (such as `SequentialLR`).
-    The composite schedulers themselves are included, because they also store the last learning rate.
-    """
-    wrapped = getattr(scheduler, "scheduler", None)
-    if wrapped is not None:
-        yield from _innermost(wrapped)
-        return
-    yield scheduler
-    for part in getattr(scheduler, "_schedulers", ()):
-        yield from _innermost(part)
+    def remove(self) -> None:
+        """Remove the hooks; the program's own learning rates apply again."""
+        self._scale.close()
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
-def _scaled(rates: Any, by: float) -> Any:
-    return [rate * by for rate in rates] if isinstance(rates, list) else rates * by
-
-
-def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor in force when a run is resumed: the scheduler's base rate divided by the optimizer's `initial_lr`,
-    which this knob never changes. Returns 1 if one of the two is missing, or if the ratio is not a legal factor."""
-    initial = optimizer.param_groups[0].get("initial_lr")
-    base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
-    if not initial or base is None:
-        return 1.0
-    scale = float(base) / float(initial)
-    return scale if LR_SCALE[0] <= scale <= LR_SCALE[1] else 1.0
+def torch_optimizers(optimizer: Any) -> Iterator[Any]:
+    """The innermost optimizers, whose steps update the weights: those inside the wrappers of Accelerate, DeepSpeed and
+    Megatron, and inside the containers of torchtitan and Megatron."""
+    parts = next((found for name in PARTS if (found := getattr(optimizer, name, None))), None)
+    inner = getattr(optimizer, INNER, optimizer)
+    if parts is not None:
+        for part in parts:
+            yield from torch_optimizers(part)
+    elif inner is not optimizer:
+        if inner is not None:
+            yield from torch_optimizers(inner)
+    else:
+        yield optimizer

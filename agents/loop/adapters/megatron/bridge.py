@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import agents
+from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.megatron.experts import RoutingMaps
 from agents.loop.adapters.megatron.forward_knobs import declare_forward_knobs
-from agents.loop.adapters.megatron.learning_rate import ScaledSchedule
 from agents.loop.adapters.megatron.micro_batches import MicroBatches
 from agents.loop.adapters.megatron.parts import axes_of, captured, counts_tokens, device_of
 from agents.loop.adapters.patches import Patches
 from agents.loop.adapters.torch_ranks import TorchRanks, memory_bytes
-from agents.loop.loop import Loop
+from agents.loop.loop import CHECKPOINT, EVALUATION, Loop
 from agents.loop.step import StepReport
 from agents.protocol import CHECKPOINT_STEP
 from agents.rank.vote import LEADER
@@ -53,6 +53,14 @@ class CockpitCallback:
     def on_train_step_end(self, context: Any) -> None:
         if self._training:
             self._training.end_step(context)
+
+    def on_eval_start(self, context: Any) -> None:
+        if self._training:
+            self._training.begin_evaluation()
+
+    def on_eval_end(self, context: Any) -> None:
+        if self._training:
+            self._training.end_evaluation()
 
     def on_train_end(self, context: Any) -> None:
         if self._training:
@@ -102,6 +110,7 @@ class _Training:
         self._report: StepReport | None = None
         self._phase: AbstractContextManager[None] | None = None
         self._start = 0.0
+        self._evaluation: AbstractContextManager[None] | None = None
         self._step = int(self._state.step)  # number of the last step
         self._interval: tuple[Any] | None = None  # the interval of checkpoints, while another one is set
         self._options = _Options(self._config)
@@ -109,7 +118,11 @@ class _Training:
         self._micro_batches = MicroBatches(self._options, config, len(model))
         self._experts = RoutingMaps(model, config, mpu, self._ranks, self._patches, self._captured)
         self._patches.wrap(self._optimizer, "step", self._optimizer_step)
-        self._declare(model, config, context.scheduler)
+        self._patches.operation(self._loop, sys.modules.get(LOOP), "save_checkpoint_and_time", CHECKPOINT)
+        self._fp16 = bool(getattr(config, "fp16", False))
+        self._scale = float(self._optimizer.get_loss_scale()) if self._fp16 else None
+        self._rates = LearningRate(self._optimizer)
+        self._declare(model, config)
 
     def _join_run(self, join: dict[str, Any], axes: dict[str, int], device: int | None) -> Loop:
         config, ranks = self._config, self._ranks
@@ -123,7 +136,7 @@ class _Training:
             rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join)
         )
 
-    def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
+    def _declare(self, model: list[Any], config: Any) -> None:
         loop, refusal = self._loop, self._micro_batches.refusal or self._captured
         module = sys.modules.get(LOOP)
         if not hasattr(module, "update_num_microbatches"):
@@ -135,7 +148,7 @@ class _Training:
         else:
             self._patches.wrap(module, "update_num_microbatches", self._update_num_microbatches)
             self._micro_batches.declare(loop, self._set_micro_batches)
-        ScaledSchedule(scheduler, self._patches).declare(loop)
+        self._rates.declare(loop)
         if self._captured:
             self._log(f"no knobs of the forward pass and no expert load: {self._captured}")
         else:
@@ -177,9 +190,8 @@ class _Training:
 
     def _begin_phases(self) -> None:
         assert self._report
-        self._report.report(
-            lr=self._optimizer.param_groups[0]["lr"] if self._optimizer.param_groups else None
-        )
+        groups = self._optimizer.param_groups
+        self._report.report(lr=groups[0]["lr"] * self._rates.scale if groups else None)
         self._phase = self._report.phase(FORWARD_BACKWARD)
         self._phase.__enter__()
 
@@ -213,8 +225,20 @@ class _Training:
             samples = self._micro_batches.value * self._options.micro_batch_size
             report.report(tokens=samples * self._sequence // self._context_ranks)
         report.report(grad_norm=context.grad_norm, memory_bytes=memory_bytes())
+        if self._fp16:
+            report.report(loss_scale=self._scale, skipped=getattr(context, "skipped_iter", None))
+            self._scale = float(self._optimizer.get_loss_scale())
 
     # ------------------------------------------------------------------------------------------ between steps
+
+    def begin_evaluation(self) -> None:
+        self._evaluation = self._loop.operation(EVALUATION)
+        self._evaluation.__enter__()
+
+    def end_evaluation(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation:
+            evaluation.__exit__(None, None, None)
 
     def _update_num_microbatches(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._micro_batches.apply()
@@ -224,4 +248,5 @@ class _Training:
         """Leave the run together with all other ranks; this call is a collective."""
         self._patches.undo()
         self._experts.remove()
+        self._rates.remove()
         self._ranks.leave(self._loop)

@@ -9,21 +9,21 @@ from types import ModuleType
 from typing import Any
 
 import agents
+from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.megatron.experts import RoutingMaps
 from agents.loop.adapters.megatron.forward_knobs import declare_forward_knobs
-from agents.loop.adapters.megatron.learning_rate import ScaledSchedule
 from agents.loop.adapters.megatron.micro_batches import MicroBatches
 from agents.loop.adapters.megatron.parts import axes_of, captured, counts_tokens, device_of
 from agents.loop.adapters.patches import Patches
 from agents.loop.adapters.torch_ranks import TorchRanks, memory_bytes
-from agents.loop.loop import Loop
+from agents.loop.loop import CHECKPOINT, EVALUATION, Loop
 from agents.loop.step import StepReport
 from agents.protocol import CHECKPOINT_STEP
 from agents.rank.vote import LEADER
 
 USED = ("train", "train_step", "update_num_microbatches", "checkpoint_and_decide_exit", "get_args", "mpu")
 PHASED = "forward_backward_func"  # argument of train_step
-GRAD_NORM = 5  # position in the result of train_step
+SKIPPED, GRAD_NORM = 1, 5  # positions in the result of train_step
 
 
 def watch(pretrain: Callable[..., Any], **join: Any) -> None:
@@ -76,7 +76,11 @@ class _Watched:
         self._patches.wrap(module, "train_step", self._train_step)
         self._patches.wrap(module, "update_num_microbatches", self._update_num_microbatches)
         self._patches.wrap(module, "checkpoint_and_decide_exit", self._decide_exit)
-        self._declare(model, config, objects["opt_param_scheduler"])
+        self._patches.operation(self._loop, module, "save_checkpoint_and_time", CHECKPOINT)
+        self._patches.operation(self._loop, module, "evaluate_and_print_results", EVALUATION)
+        self._rates = LearningRate(self._optimizer)
+        self._scale = float(self._optimizer.get_loss_scale()) if getattr(self._args, "fp16", False) else None
+        self._declare(model, config)
 
     def _join(self, join: dict[str, Any], device: int | None) -> Loop:
         args, ranks = self._args, self._ranks
@@ -90,7 +94,7 @@ class _Watched:
             rank=ranks.rank, world=ranks.world, agree=ranks.agree, first_step=1, **(known | join)
         )
 
-    def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
+    def _declare(self, model: list[Any], config: Any) -> None:
         loop = self._loop
         if self._captured:
             self._log(f"no knobs of the forward pass and no expert load: {self._captured}")
@@ -98,7 +102,7 @@ class _Watched:
             self._log(f"no knob num_microbatches: {why}")
         else:
             self._micro_batches.declare(loop, self._set_micro_batches)
-        ScaledSchedule(scheduler, self._patches).declare(loop)
+        self._rates.declare(loop)
         if not self._captured:
             declare_forward_knobs(loop, self._args, model, config, self._log)
         if self._args.save:
@@ -159,13 +163,15 @@ class _Watched:
             samples = self._micro_batches.value * args.micro_batch_size
             report.report(tokens=samples * args.seq_length // args.context_parallel_size)
         report.report(grad_norm=grad_norm, memory_bytes=memory_bytes())
+        if getattr(self._args, "fp16", False):
+            report.report(loss_scale=self._scale, skipped=result[SKIPPED])
+            self._scale = float(self._optimizer.get_loss_scale())
 
     def _learning_rate(self) -> float | None:
         groups = self._optimizer.param_groups
         canonical = getattr(self._module, "get_canonical_lr_for_logging", None)
-        if canonical:
-            return canonical(groups)  # type: ignore[no-any-return]
-        return groups[0]["lr"] if groups else None
+        own = canonical(groups) if canonical else groups[0]["lr"] if groups else None
+        return None if own is None else own * self._rates.scale
 
     # ------------------------------------------------------------------------------------------ between steps
 
@@ -192,6 +198,7 @@ class _Watched:
         """Leave the run. `together`: whether all ranks leave the run; this call is then a collective."""
         self._patches.undo()
         self._experts.remove()
+        self._rates.remove()
         if together:
             self._ranks.leave(self._loop)
         else:

@@ -7,6 +7,7 @@ does not give this number, the expected number for a balanced router is used.
 """
 
 from functools import lru_cache
+from math import ceil
 
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.schedule import action_order
@@ -17,7 +18,8 @@ from engine.planner.workload.transformer import Experts
 
 AXES = ("tp", "cp", "pp", "dp", "ep", "control")
 SUM = 4  # bytes of an element in a gradient reduction
-STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those of layers and experts
+STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those of layers, experts and ranks
+RANKS_MARKED = 48  # number of ranks for which one statistic says which of them have a loss that is not finite
 
 
 def traffic(
@@ -54,7 +56,8 @@ def _control(job: Job, rank: int) -> float:
     experts = max(
         (layer.mlp.experts for layer in job.model.kinds if isinstance(layer.mlp, Experts)), default=0
     )
-    statistics = 8 * (STATISTICS + (len(job.model.layers) + job.model.mtp_layers) * (1 + experts))
+    marks = ceil(world / RANKS_MARKED)
+    statistics = 8 * (STATISTICS + marks + (len(job.model.layers) + job.model.mtp_layers) * (1 + experts))
     shared = (grid.pp - 1) * 8 * (1 + actions) if grid.pp > 1 else 0
     norm = 2 * (world - 1) * SUM // world
     return norm + (24 if rank == 0 else statistics) + shared

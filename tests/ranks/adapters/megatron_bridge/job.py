@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tests.ranks.adapters.jobs import noted_rates
 from tests.ranks.adapters.megatron_bridge.cpu import use_bridge_on_cpu
 
 SEQUENCE, BATCH, SAMPLES = 16, 2, 3200
@@ -117,17 +118,17 @@ def main(
     if load:
         config.checkpoint.load, config.checkpoint.ckpt_step = load, step
     noted: dict[int, list[Any]] = {}
+    rates = noted_rates()
 
     def note(context: Any) -> None:
         from megatron.core.num_microbatches_calculator import get_num_microbatches
 
         loss = float(context.loss_dict["lm loss"]) if context.loss_dict else None
-        rate = context.optimizer.param_groups[0]["lr"]
         noted[context.state.train_state.step + 1] = [
             loss,
             float(context.grad_norm),
             get_num_microbatches(),
-            rate,
+            rates[-1],
         ]
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             (Path(folder) / "losses.json").write_text(json.dumps(noted))

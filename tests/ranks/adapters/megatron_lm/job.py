@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tests.ranks.adapters.jobs import noted_rates
 from tests.ranks.adapters.megatron_lm.cpu import use_cpu
 
 SEQUENCE, BATCH, SAMPLES = 16, 2, 3200
@@ -53,11 +54,12 @@ def main(
     if stop:
         words += f" --exit-interval {stop}"
     noted: dict[int, list[Any]] = {}
+    rates = noted_rates()
     log = training.training_log
 
     def note(losses: Any, total: Any, rate: float, iteration: int, *rest: Any, **named: Any) -> Any:
         loss = float(losses["lm loss"]) if losses else None
-        noted[iteration] = [loss, float(rest[3]), training.get_num_microbatches(), rate]
+        noted[iteration] = [loss, float(rest[3]), training.get_num_microbatches(), rates[-1]]
         if (
             torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
         ):  # has the loss in a pipeline

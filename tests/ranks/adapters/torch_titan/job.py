@@ -41,6 +41,8 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
 
+from tests.ranks.adapters.jobs import noted_rates  # noqa: E402
+
 
 class Loader(BaseDataLoader):  # type: ignore[misc]
     """A data loader that returns random sequences from a fixed seed. Its state is the number of batches that it has
@@ -96,11 +98,13 @@ def main(
     pause_s: float = 0.0,
     resume: str | None = None,
     steps: int = STEPS,
+    tensor_parallel: int = 1,
     cockpit: bool = True,
 ) -> None:
     torch.set_num_threads(1)
     Loader.pause_s = pause_s
     config = configured(folder, accumulation)
+    config.parallelism.tensor_parallel_degree = tensor_parallel
     if resume:
         checkpoint, step = resume.rsplit("/step-", 1)
         config.checkpoint.folder, config.checkpoint.load_step = checkpoint, int(step)
@@ -109,11 +113,15 @@ def main(
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale in a reduction
     noted: dict[int, list[float]] = {}
+    rates = noted_rates()
     log = trainer.metrics_processor.log
 
     def note(step: int, loss: float, largest: float, norm: float, *rest: Any, **named: Any) -> None:
-        rate = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
-        noted[step] = [loss, norm, trainer.gradient_accumulation_steps, rate]
+        metrics, dims = trainer.metrics_processor, trainer.parallel_dims
+        tokens = (
+            metrics.ntokens_since_last_log / dims.non_data_parallel_size
+        )  # of a rank, as in torchtitan's "tps"
+        noted[step] = [loss, norm, trainer.gradient_accumulation_steps, rates[-1], tokens * dims.world_size]
         log(step, loss, largest, norm, *rest, **named)
 
     trainer.metrics_processor.log = note

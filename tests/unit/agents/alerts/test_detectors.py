@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from agents.alerts.detection import REPUBLISH_S, Detection, all_detectors
 from agents.alerts.devices import Memory, Throttle
@@ -14,7 +15,7 @@ from agents.alerts.ranks import ABSENT_S, Absent, Lost, Stall
 from agents.protocol import Alert, Gone, Pulse, Vitals
 from agents.state.run_state import RunState
 from tests.unit.agents.detector_inputs import WORLD, feed, run_of
-from tests.unit.agents.fleet import make_hello
+from tests.unit.agents.fleet import make_hello, make_summary
 
 WAIT = "dp all-reduce, layer 1"
 
@@ -97,6 +98,49 @@ def test_a_stall_names_a_suspended_rank() -> None:
 def test_a_paused_run_or_a_long_checkpoint_is_not_a_stall() -> None:
     for doing in ("paused", "checkpoint", "starting"):
         assert stalled(dict.fromkeys(range(WORLD), doing)) == []
+
+
+@pytest.mark.parametrize("doing", ["evaluation", "checkpoint", "expert placement, layer 3"])
+def test_ranks_that_wait_for_an_evaluation_or_a_checkpoint_are_not_stalled(doing: str) -> None:
+    """As when only one rank evaluates or saves, while the others are in the next collective."""
+    assert stalled(dict.fromkeys(range(WORLD), WAIT) | {5: doing}) == []
+    assert stalled(dict.fromkeys(range(WORLD), WAIT) | {5: doing}, silent=(5,)), "it is not heard any more"
+
+
+def paused(
+    seconds: float, *pauses: float, doing: dict[int, str] | None = None, steps: dict[int, int] | None = None
+) -> list[Finding]:
+    """The findings of `Stall` if all ranks have been between two steps for some seconds, except those in `doing`. The
+    run has made steps of 1 s with the given pauses between them, in seconds."""
+    state, stall, now = run_of(step_ms=1000.0), Stall(), 0.0
+    for number, pause in enumerate((*pauses, 0.0)):
+        state.apply(structs.replace(make_summary(number), time_s=now, step_ms=1000.0))
+        now += 1.0 + pause
+    for rank in range(WORLD):
+        what = (doing or {}).get(rank, "between steps")
+        state.apply(Pulse(rank, (steps or {}).get(rank, 7), what, 1e3 * seconds))
+    return stall.check(state, 0.0)
+
+
+def test_a_pause_after_a_step_is_not_a_stall_until_it_is_unusually_long() -> None:
+    assert paused(25.0) == paused(599.0) == []
+    (found,) = paused(601.0)
+    assert found.text == "the run is stuck at step 7; ranks 0, 1, 2, 3 and 4 more are between steps"
+    assert found.evidence["limit_s"] == 600.0
+    # Data loading between all steps, and three evaluations of 30 s: the typical long pause is one of 30 s.
+    usual = (0.1, 0.1, 30.0, 0.1, 31.0, 0.2, 29.0)
+    assert paused(299.0, *usual) == [] and paused(301.0, *usual)
+    assert paused(59.0, 2.0, 2.0) == [] and paused(61.0, 2.0, 2.0)
+
+
+def test_a_pause_of_one_rank_while_the_others_wait_is_a_stall() -> None:
+    others = dict.fromkeys(range(WORLD), WAIT)
+    (found,) = paused(
+        25.0, doing=others | {5: "between steps"}, steps=dict.fromkeys(range(WORLD), 8) | {5: 7}
+    )
+    assert found.ranks == (5,) and "rank 5 (pp1 dp1) not arrived: between steps" in found.text
+    (found,) = paused(25.0, steps={6: 6})
+    assert found.ranks == (6,) and "7 of 8 ranks wait between steps" in found.text
 
 
 def test_a_long_operation_in_a_slow_run_is_not_a_stall() -> None:

@@ -1,6 +1,7 @@
 """What the control plane sends in a step of up to 256 ranks: messages and bytes of the gradient norm, the statistics
 and the other collectives of all ranks. Ranks are threads."""
 
+import math
 from collections.abc import Callable
 from math import ceil, log2
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.metering.meter import Readings
 from engine.planner.idle_time import Idle
-from engine.planner.workload.communication.traffic import STATISTICS
+from engine.planner.workload.communication.traffic import RANKS_MARKED, STATISTICS
 from engine.telemetry.step_summary import Collected, Measured, StepConditions, StepSummaries
 from engine.train.optimization.optimizer import GradientNorm
 from tests.ranks.cases.case import LAYOUT
@@ -77,7 +78,7 @@ def test_rank_0_receives_log2_of_the_ranks_statistics(ranks: int, layout: Layout
 
     results, network = on_network(ranks, work)
     assert network.idle and results[1:] == [[None, None]] * (ranks - 1)
-    vector = 8 * (STATISTICS + LAYERS + LAYERS * EXPERTS)
+    vector = 8 * (STATISTICS + ceil(ranks / RANKS_MARKED) + LAYERS + LAYERS * EXPERTS)
     assert network.received(0) == [vector] * (2 * ceil(log2(ranks)))
     assert all(network.sent[rank] == [(rank & (rank - 1), vector)] * 2 for rank in range(1, ranks))
 
@@ -101,6 +102,20 @@ def test_rank_0_receives_log2_of_the_ranks_statistics(ranks: int, layout: Layout
             assert (traffic.ms, traffic.exposed_ms) == (all_ranks.mean(), all_ranks.mean() / 2)
         assert summary.bubble == 0.5  # not lower, although half of the ranks do not know their idle time
         assert summary.bubble_bound == pytest.approx(np.mean([idle.bound for idle in known]))
+
+
+def test_the_summary_names_the_ranks_whose_loss_is_not_finite(layout: Layout) -> None:
+    ranks, broken = 130, {47: math.nan, 48: math.inf, 129: -math.inf}
+
+    def work(rank: int, network: Network) -> Collected | None:
+        summaries = StepSummaries(layout, world_of(rank, ranks, network), oversubscribed=False)
+        measured = Measured(broken.get(rank, 1.0), math.nan, 1.0, None)
+        summaries.gather(readings_of(rank), measured, StepConditions(0, 0, {}, 1e-3, 0.0))
+        return summaries.collect()
+
+    results, _ = on_network(ranks, work)
+    assert results[0] and math.isnan(results[0].summary.loss or 0.0)
+    assert results[0].summary.not_finite == [*broken]
 
 
 def test_without_idle_times_there_is_no_bubble(layout: Layout) -> None:

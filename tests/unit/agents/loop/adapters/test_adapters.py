@@ -152,67 +152,151 @@ def test_micro_batches_that_a_resumed_run_skipped_count() -> None:
 # ------------------------------------------------------------------------------------------ learning rate
 
 
+def optimizer_of(rate: float = 0.5) -> Any:
+    """An SGD optimizer of one weight whose gradient is 1, so a step subtracts the learning rate from the weight."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    weight.grad = torch.ones_like(weight)
+    return torch.optim.SGD([weight], lr=rate)
+
+
 def schedulers() -> dict[str, Callable[[Any], Any]]:
     from torch.optim import lr_scheduler as kinds
+    from torch.optim.swa_utils import SWALR
+
+    def by_hand(optimizer: Any) -> Any:
+        numbers = iter(range(1, 99))
+
+        def step() -> None:  # as in nanoGPT, which sets the rate itself
+            for group in optimizer.param_groups:
+                group["lr"] = 0.5 / (1 + next(numbers))
+
+        return SimpleNamespace(step=step)
 
     return {
+        "by hand": by_hand,
+        "none": lambda optimizer: SimpleNamespace(step=lambda: None),
         "LambdaLR": lambda optimizer: kinds.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
         "StepLR": lambda optimizer: kinds.StepLR(optimizer, 3),
         "CosineAnnealingLR": lambda optimizer: kinds.CosineAnnealingLR(optimizer, 20, eta_min=0.01),
         "CosineAnnealingWarmRestarts": lambda optimizer: kinds.CosineAnnealingWarmRestarts(optimizer, 5),
         "LinearLR": lambda optimizer: kinds.LinearLR(optimizer, 0.1, total_iters=8),
-        "CyclicLR": lambda optimizer: kinds.CyclicLR(optimizer, 0.1, 0.5, 4),
+        "MultiplicativeLR": lambda optimizer: kinds.MultiplicativeLR(optimizer, lambda step: 0.9),
+        "CyclicLR": lambda optimizer: kinds.CyclicLR(optimizer, 0.1, 0.5, 4, cycle_momentum=False),
+        "OneCycleLR": lambda optimizer: kinds.OneCycleLR(
+            optimizer, 0.5, total_steps=20, cycle_momentum=False
+        ),
+        "SWALR": lambda optimizer: SWALR(optimizer, swa_lr=0.05, anneal_epochs=6),
         "SequentialLR": lambda optimizer: kinds.SequentialLR(
             optimizer,
             [kinds.LinearLR(optimizer, 0.1, total_iters=4), kinds.CosineAnnealingLR(optimizer, 20)],
             [4],
         ),
-        "none": lambda optimizer: None,
     }
 
 
-NAMES = (
-    *("LambdaLR", "StepLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "LinearLR", "CyclicLR"),
-    *("SequentialLR", "none"),
+KINDS = (
+    *(
+        "by hand",
+        "none",
+        "LambdaLR",
+        "StepLR",
+        "CosineAnnealingLR",
+        "CosineAnnealingWarmRestarts",
+        "LinearLR",
+    ),
+    *("MultiplicativeLR", "CyclicLR", "OneCycleLR", "SWALR", "SequentialLR"),
 )
 
 
-def rates(kind: str, scales: dict[int, float]) -> list[float]:
-    """The learning rate of each of 12 optimizer steps. `scales` maps the index of a step to the learning-rate factor
-    that is set after this step."""
-    import torch
+def declared(loop: agents.Loop, *optimizers: Any) -> tuple[LearningRate, Callable[[float], None]]:
+    """The knob `lr_scale` of `optimizers`, and a function that sets it as the vote does."""
+    rates = LearningRate(*optimizers)
+    rates.declare(loop)
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    def turn(scale: float) -> None:
+        loop._board.commit(1, {"lr_scale": scale}, loop._board.prepare({"lr_scale": scale}))
+
+    return rates, turn
+
+
+def moved(kind: str, scales: dict[int, float]) -> tuple[list[float], list[float], list[float]]:
+    """For each of 12 steps: by how much the weight moved, the learning rate that the adapter reports, and that in the
+    optimizer's checkpoint. `scales` maps the index of a step to the factor that is set after this step."""
+    optimizer = optimizer_of()
     scheduler = schedulers()[kind](optimizer)
-    learning_rate = LearningRate(optimizer, scheduler)
-    seen = []
-    for number in range(12):
-        seen.append(learning_rate.current())
-        optimizer.step()
-        if scheduler:
+    weight = optimizer.param_groups[0]["params"][0]
+    by, reported, saved = [], [], []
+    with agents.join("r", hub="none") as loop:
+        rates, turn = declared(loop, optimizer)
+        for number in range(12):
+            before = weight.item()
+            reported.append(rates.current() or 0.0)
+            optimizer.step()
+            by.append(before - weight.item())
+            saved.append(optimizer.state_dict()["param_groups"][0]["lr"])
             scheduler.step()
-        if number in scales:
-            learning_rate.set_scale(scales[number])
-    return seen
+            if number in scales:
+                turn(scales[number])
+    return by, reported, saved
 
 
-@pytest.mark.parametrize("kind", NAMES)
-def test_a_factor_scales_every_later_rate_of_a_scheduler(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_factor_scales_the_steps_of_any_schedule_and_no_checkpoint(kind: str) -> None:
     pytest.importorskip("torch")
-    plain = rates(kind, {})
+    plain, _, unscaled = moved(kind, {})
     factors = [1.0] * 3 + [0.25] * 4 + [1.0] * 5
-    scaled = rates(kind, {2: 0.25, 6: 1.0})
-    assert scaled == pytest.approx([rate * factor for rate, factor in zip(plain, factors, strict=True)])
+    by, reported, saved = moved(kind, {2: 0.25, 6: 1.0})
+    assert by == pytest.approx([rate * factor for rate, factor in zip(plain, factors, strict=True)])
+    assert reported == pytest.approx(by) and saved == pytest.approx(unscaled)
 
 
-def test_a_resumed_run_starts_with_the_factor_of_its_checkpoint() -> None:
-    torch = pytest.importorskip("torch")
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    scheduler = schedulers()["LambdaLR"](optimizer)
-    LearningRate(optimizer, scheduler).set_scale(0.25)
-    assert LearningRate(optimizer, scheduler).scale == 0.25
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=9)
-    assert LearningRate(optimizer, cycle).refusal == "lr_scale does not work with the scheduler OneCycleLR"
+def test_a_closure_and_a_failed_step_see_the_rates_of_the_program() -> None:
+    pytest.importorskip("torch")
+    optimizer = optimizer_of()
+    (group,) = optimizer.param_groups
+    weight = group["params"][0]
+
+    def training_step() -> None:  # Lightning calls the module's `training_step` in a closure
+        seen.append(group["lr"])
+        group["lr"] /= 2
+
+    def fails() -> None:
+        raise KeyError("mine")
+
+    seen: list[float] = []
+    with agents.join("r", hub="none") as loop:
+        rates, turn = declared(loop, optimizer)
+        turn(0.5)
+        optimizer.step(training_step)
+        assert (seen, group["lr"], weight.item()) == ([0.5], 0.25, -0.125)
+        optimizer.step(closure=training_step)
+        assert (seen, group["lr"], weight.item()) == ([0.5, 0.25], 0.125, -0.1875)
+        with pytest.raises(KeyError):
+            optimizer.step(fails)
+        assert optimizer.state_dict()["param_groups"][0]["lr"] == group["lr"] == 0.125
+        rates.remove()
+        optimizer.step()
+        assert weight.item() == -0.3125
+
+
+def test_optimizers_are_found_in_the_wrappers_of_libraries() -> None:
+    pytest.importorskip("torch")
+    one, two, three = (optimizer_of() for _ in range(3))
+    zero = SimpleNamespace(optimizer=one, param_groups=one.param_groups)
+    chained = SimpleNamespace(
+        chained_optimizers=[SimpleNamespace(optimizer=two), SimpleNamespace(optimizer=None)]
+    )
+    container = SimpleNamespace(optimizers=[three])
+    with agents.join("r", hub="none") as loop:
+        _, turn = declared(loop, zero, chained, container)
+        turn(0.5)
+        for optimizer in (one, two, three):
+            optimizer.step()
+            assert optimizer.param_groups[0]["params"][0].item() == -0.25
+    foreign = SimpleNamespace(param_groups=[], step=print)
+    assert LearningRate(foreign).refusal == "SimpleNamespace is not an optimizer of torch"
 
 
 # ------------------------------------------------------------------------------------------ hooks

@@ -17,7 +17,10 @@ from agents.protocol import Command, Summary
 from tests.unit.agents.loop.adapters.test_adapters import leading
 from tests.unit.agents.loop.test_loop import Sent
 
-EVENTS = {"on_train_start", "on_train_step_start", "on_train_step_end", "on_train_end"}
+EVENTS = {f"on_train_{name}" for name in ("start", "step_start", "step_end", "end")} | {
+    "on_eval_start",
+    "on_eval_end",
+}
 
 
 class Calculator(ModuleType):
@@ -68,7 +71,8 @@ class Bridge:
             dist=SimpleNamespace(),
         )
         self.state = SimpleNamespace(cfg=self.config, train_state=SimpleNamespace(step=0))
-        self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}], step=lambda: (True, 1.5, None))
+        step = lambda: (True, 1.5, None)  # noqa: E731
+        self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}], step=step, optimizer=None)
         scheduler = SimpleNamespace(get_lr=lambda _: 0.5, step=lambda increment: None)
         chunk = SimpleNamespace(modules=lambda: iter(()), parameters=lambda: iter(()))
         self.context = SimpleNamespace(

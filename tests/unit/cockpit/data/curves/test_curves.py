@@ -291,8 +291,10 @@ def test_a_reading_tells_a_value_from_a_bucket_and_from_nothing() -> None:
     assert reading(found, 50) == Reading(1.0, 9.0, 32)
     assert reading(found, 64) == Reading(4.0, 4.0)
     assert reading(found, 65) is None and reading(found, 5) is None
-    broken = reading(found, 66)
-    assert broken and math.isnan(broken.low)
+    bucket = Segment([(128, 2.0), (130, math.nan), (159, 3.0)], width=32)
+    for at, where in ((66, found), (140, [bucket])):
+        broken = reading(where, at)
+        assert broken and math.isnan(broken.low), "the range of the other values would hide it"
 
 
 def test_zooming_keeps_the_place_of_the_cursor() -> None:

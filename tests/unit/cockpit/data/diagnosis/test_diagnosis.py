@@ -385,3 +385,12 @@ def test_a_recording_without_ranks_says_whether_it_is_damaged() -> None:
     found = diagnosis(store)
     assert found.level is Level.WARN and "the recording is damaged" in found.sentence
     assert "8 Log" in found.advice
+
+
+def test_a_gradient_that_is_not_finite_is_not_called_a_loss() -> None:
+    text = "gradient norm is nan at step 9 on rank 3 (dp3)"
+    for alert, headline in (
+        (ALARM[0], "LOSS NOT FINITE"),
+        (structs.replace(ALARM[0], text=text), "GRADIENT NOT FINITE"),
+    ):
+        assert diagnosis(store_with(FakeRun(oversubscribed=False), [alert])).headline == headline

@@ -1,5 +1,6 @@
 """Tests of the marks of events on the curves: their step, their kind, and the change of a metric at that step."""
 
+import math
 from collections.abc import Iterator
 
 from agents.protocol import ALERT, CHECKPOINT_STEP, RESUMED, Event, Update
@@ -48,3 +49,5 @@ def test_what_happened_around_a_mark() -> None:
         [Segment([(step, 0.2 + step / 1000) for step in range(0, 640, 8)], width=32)], BY_KEY["bubble"], 320
     )
     assert bubble.startswith("~") and bubble.endswith("%)"), "from buckets, so it is rough"
+    broken = [Segment([(step, math.nan if step == 330 else 2.0) for step in range(300, 340)])]
+    assert around(broken, BY_KEY["loss"], 320).startswith("2.000 → NaN"), "a median would hide it"

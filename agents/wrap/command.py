@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.protocol.base import RunError
-from agents.wrap.hooks import say
+from agents.rundir.hub_supervisor import say
 
 STARTUP = Path(__file__).parent / "startup"
 WATCHED, RUN, HUB = "COCKPIT_WRAP", "COCKPIT_WRAP_RUN", "COCKPIT_WRAP_HUB"
@@ -46,7 +46,8 @@ def wrap(words: Sequence[str], run: str | None = None, hub: str = "auto") -> Non
     """Replace this process with the command `words`. Raises RunError if there is no such command."""
     environ = wrapped_environment(os.environ, run, hub)
     if ignored := ignores_startup(words):
-        say(f"the program runs without the cockpit: python {ignored} ignores PYTHONPATH and sitecustomize.py")
+        why = f"python {ignored} ignores PYTHONPATH and sitecustomize.py"
+        say(f"cockpit wrap: the program runs without the cockpit: {why}\n")
     program = shutil.which(words[0])
     if program is None:
         raise RunError(

@@ -184,3 +184,65 @@ def test_axes_of_accelerate_are_those_of_its_device_mesh() -> None:
     assert axes_of(object(), ranks) == {"dp": 3}
     assert coordinates_of(5, {"dp": 3, "sp": 1, "tp": 2}) == {"dp": 2, "tp": 1}
     assert [own_part(10, 4, at) for at in range(4)] == [2, 2, 3, 3]
+
+
+def test_lightning_reports_its_validation_checkpoint_and_pauses(joined: list[Any], tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from agents.loop.adapters.lightning import cockpit_callback
+
+    doing: dict[str, set[str]] = {}
+
+    def note(name: str) -> None:
+        if joined:
+            doing.setdefault(name, set()).add(joined[0][0].doing[1])
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            note("training_step")
+            rates.append(self.optimizers().param_groups[0]["lr"])
+            return self.layer(batch).square().mean()
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            note("validation_step")
+
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            note("save")
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 2:
+                loop = joined[0][0]
+                loop._board.commit(1, {"lr_scale": 0.5}, loop._board.prepare({"lr_scale": 0.5}))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Loading(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            note("data")
+            return torch.ones(1)
+
+    rates: list[float] = []
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        val_check_interval=2,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[cockpit_callback()],
+    )
+    data = torch.utils.data.DataLoader(Loading())
+    trainer.fit(Module(), data, torch.utils.data.DataLoader(torch.ones(2, 1)))
+    assert doing["validation_step"] == {"evaluation"} and doing["save"] == {"checkpoint"}
+    assert doing["training_step"] == {"forward"} and "between steps" in doing["data"]
+    assert [one.lr for one in joined[0][1].of(Summary)] == pytest.approx([0.1, 0.1, 0.05, 0.05])
+    assert rates == [0.1] * 4, "the module sees its own rates"

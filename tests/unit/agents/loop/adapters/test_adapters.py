@@ -288,7 +288,7 @@ def test_optimizers_are_found_in_the_wrappers_of_libraries() -> None:
     chained = SimpleNamespace(
         chained_optimizers=[SimpleNamespace(optimizer=two), SimpleNamespace(optimizer=None)]
     )
-    container = SimpleNamespace(optimizers=[three])
+    container = SimpleNamespace(optimizers=[three, zero])
     with agents.join("r", hub="none") as loop:
         _, turn = declared(loop, zero, chained, container)
         turn(0.5)

@@ -120,6 +120,22 @@ def test_an_fp16_overflow_in_accelerate_is_an_event_and_no_alert(joined: list[An
     ]
 
 
+def test_a_loop_that_trains_a_model_in_eval_mode_reports_its_steps(joined: list[Any], tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    weight = torch.nn.Linear(1, 1).eval()  # as `from_pretrained` of transformers returns models
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+    module, optimizer, loader = accelerator.prepare(
+        weight, optimizer, torch.utils.data.DataLoader(torch.ones(3, 1))
+    )
+    watch(accelerator)
+    for batch in loader:
+        accelerator.backward(module(batch).square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.end_training()
+    assert [one.step for one in joined[0][1].of(Summary)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("counted", ["no", "non_padding"])
 def test_trainer_reports_its_evaluations_overflows_and_tokens(
     counted: str, joined: list[Any], tmp_path: Path

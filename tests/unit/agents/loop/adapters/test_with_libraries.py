@@ -2,6 +2,8 @@
 reports, fp16 overflows, and tokens. `tests/ranks/adapters` runs whole jobs."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +264,33 @@ def test_lightning_reports_its_validation_checkpoint_and_pauses(joined: list[Any
     assert doing["training_step"] == {"forward"} and "between steps" in doing["data"]
     assert [one.lr for one in joined[0][1].of(Summary)] == pytest.approx([0.1, 0.1, 0.05, 0.05])
     assert rates == [0.1] * 4, "the module sees its own rates"
+
+
+TITAN = """
+import sys
+from types import SimpleNamespace
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import torchtitan.tools.utils as utils
+utils.device_type, utils.device_module = "cpu", torch.cpu
+from torchtitan.distributed.parallel_dims import ParallelDims
+from agents.loop.adapters.torchtitan import _axes
+
+dist.init_process_group("fake", rank=22, world_size=32, store=FakeStore())
+for backend in ("partial_dtensor", "full_dtensor", "spmd_types"):
+    sizes = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "pp": 2}
+    dims = ParallelDims(**sizes, ep=1, world_size=32, spmd_backend=backend)
+    dims.build_mesh()
+    own = _axes(dims, SimpleNamespace(rank=22))
+    for axis in ("pp", "dp_replicate", "cp", "tp"):
+        assert own[axis] == dims.get_mesh(axis).get_local_rank(), (backend, axis, own)
+    assert own["dp_replicate"] * 2 + own["dp_shard"] == dims.get_mesh("batch").get_local_rank()
+    assert dims.non_data_parallel_size == 8
+"""
+
+
+def test_axes_of_torchtitan_are_those_of_its_meshes() -> None:
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed")
+    pytest.importorskip("triton", reason="triton is not installed, which torchtitan imports")
+    done = subprocess.run([sys.executable, "-c", TITAN], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

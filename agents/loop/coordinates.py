@@ -1,6 +1,6 @@
 """A rank's coordinates by axis, from a mapping or from a torch `DeviceMesh`. This file does not import torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 
@@ -13,7 +13,7 @@ class Mesh(Protocol):
     def get_coordinate(self) -> Sequence[int] | None: ...
 
 
-SAME_BATCH = ("tp", "pp")
+SAME_BATCH = ("tp", "pp", "tensor_parallel", "pipeline_parallel")
 """Axes whose ranks train on the same tokens: all ranks of a tensor-parallel group or of a pipeline have one batch."""
 
 Axes = Mapping[str, int] | Mesh
@@ -33,9 +33,10 @@ def coordinates(axes: Axes | None) -> dict[str, int]:
     return {name: int(at) for name, at in zip(names, own, strict=True)}
 
 
-def batch_of(coords: Mapping[str, int]) -> list[int] | None:
+def batch_of(coords: Mapping[str, int], same: Container[str] = SAME_BATCH) -> list[int] | None:
     """Identifies the tokens on which the rank at `coords` trains: ranks with equal values train on the same tokens,
-    which count once for the job. None if no other rank trains on this rank's tokens."""
-    if not any(axis in SAME_BATCH for axis in coords):
+    which count once for the job. None if no other rank trains on this rank's tokens. `same`: the axes whose ranks have
+    the same tokens."""
+    if not any(axis in same for axis in coords):
         return None
-    return [at for axis, at in coords.items() if axis not in SAME_BATCH]
+    return [at for axis, at in coords.items() if axis not in same]

@@ -142,7 +142,11 @@ class Loop:
         """
         report = self.begin(number)
         start = time.perf_counter()
-        yield report
+        try:
+            yield report
+        except BaseException:  # the program has failed, or has not executed the step
+            self.at(report.number, PAUSE)
+            raise
         self.end(report, 1e3 * (time.perf_counter() - start))
 
     def begin(self, number: int | None = None) -> StepReport:

@@ -86,7 +86,7 @@ class Joining:
             run=run_name(),
             rank=rank,
             world=world,
-            coords={"dp": rank} if world > 1 else {},
+            coords=coordinates_in_mesh(rank, world),
             host=this_host(),
             pid=os.getpid(),
             device="" if device is None else str(device),
@@ -124,6 +124,28 @@ def joins_itself() -> bool:
     if agent is None:
         return False
     return any(type(one) is agent and one.open for one in gc.get_objects())
+
+
+MODEL_AXES = ("tp", "pp", "cp", "tensor_parallel", "pipeline_parallel", "context_parallel")
+"""Names of mesh dimensions whose ranks load the same batch."""
+
+
+def coordinates_in_mesh(rank: int, world: int) -> dict[str, int]:
+    """This rank's coordinates on the axes with more than one rank, in a `DeviceMesh` of all ranks in which ranks share
+    their batches; without such a mesh, the rank on the axis `dp`."""
+    import gc
+
+    kind = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    meshes = [one for one in gc.get_objects() if type(one) is kind] if kind and world > 1 else []
+    found: dict[str, int] = {"dp": rank} if world > 1 else {}
+    for mesh in meshes:
+        names, at = mesh.mesh_dim_names, mesh.get_coordinate()
+        if not names or at is None or mesh.size() != world:
+            continue
+        own = {name: int(at[place]) for place, name in enumerate(names) if mesh.size(place) > 1}
+        if any(name in MODEL_AXES for name in own) and len(own) >= len(found):
+            found = own
+    return found
 
 
 def run_name() -> str:

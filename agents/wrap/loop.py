@@ -12,6 +12,7 @@ from msgspec import structs
 
 from agents.loop.adapters.knobs.learning_rate import LR_SCALE, LearningRateScale
 from agents.loop.adapters.torch_ranks import memory_bytes
+from agents.loop.coordinates import batch_of
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, summary_of
 from agents.loop.vote import RankStep
@@ -20,6 +21,7 @@ from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER, Voter
 from agents.transport.reach import Reach
 from agents.wrap.exchange import ClosedError, StoreRanks
+from agents.wrap.joining import MODEL_AXES
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide
 from agents.wrap.sensors.losses import StepLoss
 from agents.wrap.sensors.phases import COMMUNICATION, Phases
@@ -57,6 +59,8 @@ class WrappedLoop(Loop):
         self._phases = phases
         super().__init__(hello, reached, None, sensors, stack)
         self.stopping, self.why = False, ""
+        # A data loader gives whole sequences, also to the ranks that then divide them.
+        self.batch = batch_of(hello.coords, MODEL_AXES)
         self._ranks, self._rates, self._closing = ranks, rates, closing
         self._late: deque[_Measured] = deque(maxlen=LATE_LOSSES)
         self._records: deque[Record] = deque(maxlen=MOST_RECORDS)
@@ -158,7 +162,9 @@ class WrappedLoop(Loop):
             measured = self._late.popleft()
             step = structs.replace(measured.step, loss=measured.loss.value())
             self._agent.send(step)
-            record = Record(step.step, step.step_ms, step.loss, step.tokens, step.comm, measured.lr)
+            record = Record(
+                step.step, step.step_ms, step.loss, step.tokens, step.comm, measured.lr, self.batch
+            )
             if self._rounds:
                 self._records.append(record)
             elif self._hello.rank == LEADER:
@@ -169,7 +175,8 @@ class WrappedLoop(Loop):
         report = StepReport(self, number)
         report.report(lr=own.lr)
         ranks = [
-            RankStep(one.step, one.step_ms, one.loss, None, one.tokens, None, weight=1) for one in records
+            RankStep(one.step, one.step_ms, one.loss, None, one.tokens, None, weight=1, batch=one.batch)
+            for one in records
         ]
         step = Step(
             rank=LEADER,

@@ -42,6 +42,7 @@ class Record(Struct, array_like=True, frozen=True):
     tokens: int | None
     comm: dict[str, Traffic]
     lr: float | None
+    batch: list[int] | None = None  # equal on ranks that train on the same tokens; None: no other rank does
 
 
 class Report(Struct, array_like=True, frozen=True):

@@ -140,7 +140,7 @@ class _Watched:
                 if not self._stopping or id(loader) not in self._trains:
                     yield from iterator
                 return
-            if not self._accelerator._models[0].training:
+            if self._evaluates(loader):
                 self._loop.at(self._loop.doing[0], EVALUATION)
                 try:
                     batch = next(iterator)
@@ -162,6 +162,12 @@ class _Watched:
             self._loader = loader
             self._tokens_of_batch = own_part(token_count(batch) or 0, *self._context_ranks)
             yield batch
+
+    def _evaluates(self, loader: Any) -> bool:
+        """Whether the loop uses the batches of `loader` for an evaluation. The mode of the models alone does not tell,
+        because a loop may train a model in eval mode, which is the mode of loaded models of transformers."""
+        trains = not self._trains or id(loader) in self._trains
+        return not trains and not any(model.training for model in self._accelerator._models)
 
     def _discard_unused(self) -> None:
         """Discard the report of the current step if the loader ends before the step's first micro-batch, because an

@@ -151,10 +151,14 @@ class _Watched:
     # ------------------------------------------------------------------------------------------ a step
 
     def _open(self) -> StepReport:
-        """Return the report of the current step. If no step is being reported, begin one first."""
+        """End the pause before this part of a step, and return the report of the step. If no step is being reported,
+        begin one first."""
         if self._report is None:
             self._context = self._loop.step(self._engine.global_steps + 1)
             self._report = self._context.__enter__()
+        self._end_between()
+        if self._loop.doing[1] == EVALUATION:
+            self._loop.at(self._report.number, "step")
         return self._report
 
     def _end_between(self) -> None:
@@ -167,16 +171,12 @@ class _Watched:
             self._loop.at(self._loop.doing[0], EVALUATION)
             return original(*args, **kwargs)
         report = self._open()
-        self._end_between()
-        if self._loop.doing[1] == EVALUATION:
-            self._loop.at(report.number, "step")
         self._tokens += token_count(kwargs) or (token_count(args[0]) if args else None) or 0
         with report.phase("forward"):
             return original(*args, **kwargs)
 
     def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         report = self._open()
-        self._end_between()
         if hasattr(loss, "detach"):
             self._losses.append(loss.detach())
         with report.phase("backward"):
@@ -184,7 +184,6 @@ class _Watched:
 
     def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         report = self._open()
-        self._end_between()
         updates = self._engine.global_steps
         rate, scale = self._learning_rate.current(), self._scale()
         with report.phase("optimizer"):

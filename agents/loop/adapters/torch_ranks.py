@@ -180,6 +180,8 @@ def _process(pid: int) -> Any:
 
 def token_count(batch: Any) -> int | None:
     """The number of tokens in a batch, padding included; None if the batch has no `input_ids`."""
+    if hasattr(batch, "numel"):
+        return None  # a tensor would warn about such an index
     try:
         return int(batch["input_ids"].numel())
     except (AttributeError, KeyError, IndexError, TypeError):

@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 class Job:

@@ -1,5 +1,6 @@
 """The adapter for the transformers `Trainer` in a real job of two ranks, with a tiny Mixtral."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,20 @@ def test_lr_scale_scales_the_schedule_and_an_epoch_ends_as_the_data_do(tmp_path:
     assert {step: noted[2] for step, noted in losses.items()} == pytest.approx(due)
     assert len(losses) < 33 and max(losses) == len(losses)  # fewer updates in the same three epochs
     assert "'epoch': '3'" in live.output
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(400)
+def test_an_evaluation_of_a_minute_raises_no_alert(tmp_path: Path) -> None:
+    with job(SCRIPT, tmp_path / "live", accumulation=1, max_steps=6, evaluation_s=60.0) as live:
+        live.until(lambda seen: seen["step"] == 4)
+        doing, alerts = set(), set()
+        while True:
+            seen = live.cockpit("snapshot")
+            if seen["step"] > 4:
+                break
+            alerts |= {alert["name"] for alert in seen["alerts"]}
+            doing |= {rank["pulse"]["doing"] for rank in seen["ranks"] if rank["pulse"]}
+            time.sleep(0.5)
+        assert len(live.losses()) == 6
+    assert alerts == set() and "evaluation" in doing

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from tests.ranks.adapters.jobs import noted_rates
 
@@ -88,7 +89,10 @@ def main(
     resume: str | None = None,
     cockpit: bool = True,
     steps: int | None = None,
+    evaluation_s: float = 0.0,
 ) -> None:
+    """`evaluation_s`: if not 0, the trainer evaluates and saves after every fourth step; an evaluation takes this long
+    on each rank."""
     torch.set_num_threads(1)
     arguments = TrainingArguments(
         output_dir=str(Path(folder) / "checkpoints"),
@@ -106,7 +110,16 @@ def main(
         ignore_data_skip=True,
         seed=1,
     )
-    trainer = InOrder(model=model(resume), args=arguments, train_dataset=Sequences(count, start, pause_s))
+    held_out = Sequences(16, 0, evaluation_s / 8)  # eight of them for each of two ranks
+    if evaluation_s:
+        arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, 4
+        arguments.save_strategy, arguments.save_steps = SaveStrategy.STEPS, 4
+    trainer = InOrder(
+        model=model(resume),
+        args=arguments,
+        train_dataset=Sequences(count, start, pause_s),
+        eval_dataset=held_out if evaluation_s else None,
+    )
     trainer.add_callback(Losses(Path(folder) / "losses.json", steps))
     if cockpit:
         from agents.loop.adapters.huggingface import CockpitCallback

@@ -88,7 +88,8 @@ class LearningRate:
 
     def __init__(self, *optimizers: Any) -> None:
         self._scale = LearningRateScale()
-        self._optimizers = [one for optimizer in optimizers for one in torch_optimizers(optimizer)]
+        found = (one for optimizer in optimizers for one in torch_optimizers(optimizer))
+        self._optimizers = list({id(one): one for one in found}.values())
         self._hooks: list[Any] = []
         foreign = next((one for one in self._optimizers if not hasattr(one, "register_step_pre_hook")), None)
         self.refusal = "" if foreign is None else f"{type(foreign).__name__} is not an optimizer of torch"

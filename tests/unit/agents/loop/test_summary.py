@@ -10,6 +10,7 @@ import pytest
 import agents
 from agents.alerts.training import Loss
 from agents.loop.coordinates import batch_of
+from agents.loop.step import discard
 from agents.protocol import Step, Summary
 from agents.state.run_state import RunState
 from tests.unit.agents.fleet import make_hello
@@ -146,3 +147,25 @@ def test_a_trial_whose_loss_is_not_finite_is_reverted() -> None:
         entry = TrialEntry(state, [100.0 + n % 3 for n in range(16)])
         window = [Measured(n, 50.0 + n % 3, loss if n == 9 else 2.0) for n in range(16)]
         assert judged(entry, window)[1] == why
+
+
+# ------------------------------------------------------------------------------------------ operations
+
+
+def test_the_operation_of_a_rank_outside_its_steps() -> None:
+    with agents.join("r", hub="none") as loop:
+        with loop.operation("evaluation"):
+            assert loop.doing[:2] == (0, "evaluation")
+        assert loop.doing[1] == "starting"
+        with loop.step(3) as step:
+            with step.phase("data, own code", "between steps"):
+                assert loop.doing[:2] == (3, "between steps")
+            assert loop.doing[1] == "step"
+            with pytest.raises(KeyError), loop.operation("checkpoint"):
+                raise KeyError
+            assert loop.doing[1] == "step"
+        assert loop.doing[:2] == (3, "between steps")
+        unused = loop.step(4)
+        unused.__enter__()
+        discard(unused)
+        assert loop.doing[:2] == (4, "between steps")

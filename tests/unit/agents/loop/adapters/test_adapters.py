@@ -288,7 +288,7 @@ def test_optimizers_are_found_in_the_wrappers_of_libraries() -> None:
     chained = SimpleNamespace(
         chained_optimizers=[SimpleNamespace(optimizer=two), SimpleNamespace(optimizer=None)]
     )
-    container = SimpleNamespace(optimizers=[three])
+    container = SimpleNamespace(optimizers=[three, zero])
     with agents.join("r", hub="none") as loop:
         _, turn = declared(loop, zero, chained, container)
         turn(0.5)
@@ -297,6 +297,29 @@ def test_optimizers_are_found_in_the_wrappers_of_libraries() -> None:
             assert optimizer.param_groups[0]["params"][0].item() == -0.25
     foreign = SimpleNamespace(param_groups=[], step=print)
     assert LearningRate(foreign).refusal == "SimpleNamespace is not an optimizer of torch"
+
+
+# ------------------------------------------------------------------------------------------ axes
+
+
+def test_axes_of_deepspeed() -> None:
+    from agents.loop.adapters.deepspeed import axes_of
+
+    def engine(sequence: int = 1, **mpu: int) -> Any:
+        functions = {f"get_{name}": lambda value=value: value for name, value in mpu.items()}
+        return SimpleNamespace(
+            mpu=SimpleNamespace(**functions) if mpu else None, sequence_parallel_size=sequence
+        )
+
+    ranks: Any = SimpleNamespace(rank=5, world=8)
+    assert axes_of(engine(), ranks) == {"dp": 5}
+    tensor = {"tensor_model_parallel_world_size": 2, "tensor_model_parallel_rank": 1}
+    assert axes_of(engine(**tensor, data_parallel_rank=2), ranks) == {"dp": 2, "tp": 1}
+    assert axes_of(engine(sequence=2), ranks) == {"dp": 2, "sp": 1}
+    ulysses = {"sequence_parallel_world_size": 4, "sequence_parallel_rank": 1}
+    assert axes_of(engine(**ulysses), ranks) == {"dp": 1, "sp": 1}
+    whole = {"model_parallel_world_size": 8, "model_parallel_rank": 5, "data_parallel_rank": 0}
+    assert axes_of(engine(**whole), ranks) == {"tp": 5}
 
 
 # ------------------------------------------------------------------------------------------ hooks

@@ -118,6 +118,10 @@ def test_events_of_the_package_and_the_steps_that_they_report(bridge: Bridge) ->
     assert bridge.joined._hello.run == "checkpoints"
     (step,) = [one for one in sent.messages if type(one).__name__ == "Step" and one.step == 2]
     assert step.phases.keys() == {"data, forward, backward", "optimizer"} and step.tokens == 2 * 2 * 16
+    bridge.callback.on_eval_start(bridge.context)
+    assert bridge.joined.doing[:2] == (2, "evaluation")
+    bridge.callback.on_eval_end(bridge.context)
+    assert bridge.joined.doing[:2] == (2, "between steps")
     plain = bridge.optimizer.step
     bridge.callback.on_train_end(bridge.context)
     assert bridge.optimizer.step is not plain, "the optimizer is as before"

@@ -13,6 +13,8 @@ from agents.protocol import (
     Ack,
     Board,
     Command,
+    Farewell,
+    Gone,
     Hello,
     Preview,
     Previewed,
@@ -140,6 +142,18 @@ def test_a_full_queue_drops_its_oldest_frames(tmp_path: Path) -> None:
         ranks.close(0.05)
         assert time.monotonic() - began < DEADLINE_S / 2 and not ranks.attached
         ranks.close()
+
+
+def test_many_ranks_leave_when_the_hub_has_their_last_records(
+    hub: SilentHub, ranks: ManyRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    introduce(ranks)
+    ranks.send(Gone(rank, clean=True) for rank in range(WORLD))
+    sent(ranks)
+    hub.hear(Gone, count=WORLD)
+    hub.say(Farewell([0, 1, 3]))
+    ranks.close(0.5)
+    assert "the hub did not take the last records of 1 ranks within 0.5 s" in caplog.text
 
 
 def test_a_command_is_pending_until_it_is_settled_and_its_acks_are_repeated(

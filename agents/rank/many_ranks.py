@@ -42,7 +42,9 @@ from agents.transport.curve_keys import Key
 from agents.transport.frame_filling import chunks
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB; the oldest are dropped
+FRAMES_QUEUED = (
+    512  # maximum number of queued frames, each of at most 256 KiB; the oldest records are dropped
+)
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
 ACKS_REPEATED = 4  # number of newest commands whose acks are sent again to a restarted hub
@@ -65,7 +67,8 @@ class ManyRanks:
         self._silent: frozenset[int] = frozenset()
         self._commands = ReceivedCommands()
         self._acks: deque[list[Ack]] = deque(maxlen=ACKS_REPEATED)
-        self._frames: deque[bytes] = deque()
+        # Each frame, and whether a full queue may drop it.
+        self._frames: deque[tuple[bytes, bool]] = deque()
         self._began_s = time.monotonic()
         self._introduced_s = -INTRODUCED_PAUSE_S
         self._hello_s: dict[int, float] = {}  # when each rank's hello was queued last
@@ -138,16 +141,21 @@ class ManyRanks:
         if self._line is None:
             return
         for chunk in chunks(map(codec.pack, messages), first):
-            self.send_frame(codec.frame(chunk))
+            self._queue(codec.frame(chunk), droppable=not first)
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue an encoded frame; a full queue drops its oldest frame."""
-        if self._line is None:
-            return
+        """Queue an encoded frame of records; a full queue drops its oldest frame of records."""
+        if self._line is not None:
+            self._queue(frame, droppable=True)
+
+    def _queue(self, frame: bytes, droppable: bool) -> None:
+        # Introductions are never dropped: without them, the hub would refuse the records that follow.
         if len(self._frames) >= FRAMES_QUEUED:
-            self._frames.popleft()
-            self.lost_frames += 1
-        self._frames.append(frame)
+            oldest = next((place for place, (_, may) in enumerate(self._frames) if may), None)
+            if oldest is not None:
+                del self._frames[oldest]
+                self.lost_frames += 1
+        self._frames.append((frame, droppable))
 
     def turn(self, timeout_s: float = 0.0) -> None:
         """Send queued frames and handle messages from the hub. Waits at most `timeout_s` until a frame can be sent or
@@ -194,7 +202,7 @@ class ManyRanks:
     def _flush(self, line: ReconnectingSocket) -> None:
         while self._frames:
             try:
-                line.socket.send(self._frames[0], zmq.NOBLOCK)
+                line.socket.send(self._frames[0][0], zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._frames.popleft()

@@ -8,12 +8,14 @@ INTERRUPTED = 130  # exit status: 128 + SIGINT
 
 def main() -> None:
     try:
+        from engine.preflight.interrupts import one_interrupt
         from engine.preflight.package import exit_unless_ours
 
-        exit_unless_ours()
-        from engine.cli.main import main as run
+        with one_interrupt():
+            exit_unless_ours()
+            from engine.cli.main import main as run
 
-        run()
+            run()
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 

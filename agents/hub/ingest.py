@@ -20,6 +20,7 @@ from agents.protocol import (
     Board,
     Event,
     Experts,
+    Farewell,
     Gone,
     Hello,
     Loads,
@@ -43,7 +44,7 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-WELCOME_RANKS = 4096  # maximum number of ranks in one Welcome to a relay
+WELCOME_RANKS = 4096  # maximum number of ranks in one Welcome or Farewell to a relay
 HELLOS_A_SECOND = 64  # maximum for one rank on one connection; a rank sends one hello per applied change
 # From this many ranks on, records are decoded only when read, because newer ones replace most of them first.
 LARGE_WORLD = 256
@@ -61,6 +62,7 @@ class Ingest:
         peer_faults: PeerFaults,
         preview_queries: PreviewQueries,
         stack_queries: StackQueries,
+        first_hub: bool = False,
     ) -> None:
         self._update_log = update_log
         self._membership = membership
@@ -72,7 +74,8 @@ class Ingest:
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
-        self.dropped = DroppedSteps()
+        self.dropped = DroppedSteps(first_hub)
+        self._left: list[int] = []  # ranks whose Gone is in the current frame
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
@@ -146,7 +149,12 @@ class Ingest:
                     unknown_senders.append(message)
         if unknown_senders:
             answers += self._welcome_unknown(unknown_senders)
-        return answers
+        return answers + self._farewells()
+
+    def _farewells(self) -> list[Message]:
+        """Tell the ranks that have left that their last messages have arrived."""
+        left, self._left = self._left, []
+        return [Farewell(left[at : at + WELCOME_RANKS]) for at in range(0, len(left), WELCOME_RANKS)]
 
     def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
         if isinstance(message, Relay):
@@ -242,6 +250,7 @@ class Ingest:
                 self._publish(here)
             case Gone():
                 self._membership.leave(sender.rank)
+                self._left.append(sender.rank)
                 again = message.process == "restarting"
                 process = message.process if again else "unknown"
                 self._publish(structs.replace(message, clean=not again, process=process))

@@ -112,6 +112,10 @@ def main(
             f"more\n",
         )
     endings = ending_signals(arguments.parent is not None, in_terminal)
+    # A rank that has sent its last messages may end the hub as soon as its sockets are bound.
+    early: list[int] = []
+    for ending in endings:
+        signal.signal(ending, lambda number, _frame: early.append(number))
     raise_file_limit()
     # Messages hold no reference cycles, so the garbage collector can run rarely.
     gc.freeze()
@@ -142,6 +146,8 @@ def main(
             raise
         for ending in endings:
             signal.signal(ending, lambda _signal, _frame: hub.stop())
+        if early:
+            hub.stop()
         file = hub.self_repair.write_file()
     except (RunError, OSError) as error:
         parser.exit(2, f"the hub cannot start: {clean(str(error))}\n")

@@ -31,6 +31,11 @@ class RunEnd:
         self._membership, self._update_log, self._alerts = membership, update_log, alerts
 
     @property
+    def supervised(self) -> bool:
+        """Whether a process supervises this hub, and ends it after the job."""
+        return self._parent is not None
+
+    @property
     def parent_ended(self) -> bool:
         return self._parent is not None and process_state(self._parent, self._parent_start) == "ended"
 

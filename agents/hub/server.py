@@ -49,6 +49,7 @@ from agents.transport.server_sockets import LEAVE_S, ServerSockets
 FLUSH_MS = 10  # interval between sending to clients, so that one frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
+GOODBYE_S = 2.0  # how long a supervised hub waits at the end for the last messages of its ranks
 SUSPENDED_S = 2.0  # a hub that has not run for this long was suspended, or its machine was overloaded
 # From this many frames in a round on, sleep REST_S so that the next round handles more frames.
 BUSY_FRAMES = 8
@@ -76,6 +77,7 @@ class Hub:
         self.endpoints = endpoints
         self._stopping = False
         self._began_s = time.time()
+        first_hub = not (folder / runs.RECORD_FILE).exists()
         self._update_log = UpdateLog()
         self._peer_faults = PeerFaults(self._update_log)
         self._membership = Membership(run)
@@ -95,6 +97,7 @@ class Hub:
             self._peer_faults,
             self._preview_queries,
             self._stack_queries,
+            first_hub,
         )
         self._sampling_leases = SamplingLeases()
         self._subscribers = Subscribers(self._update_log, self._sockets.send)
@@ -245,6 +248,7 @@ class Hub:
     def _finish(self) -> None:
         """Handle the remaining frames, publish the end of the run, close all files and sockets, and remove the socket
         files and hub.json."""
+        self._await_goodbyes()
         deadline = time.monotonic() + LEAVE_S
         while self._frames.drain_all(self._active_s) and time.monotonic() < deadline:
             pass
@@ -266,6 +270,18 @@ class Hub:
         remove_hub_file(self.folder, self._update_log.epoch)
         remove_sockets(self.endpoints)
         self._alerts.close()
+
+    def _await_goodbyes(self) -> None:
+        """Handle frames until every rank has left or ended, for at most `GOODBYE_S` seconds: if a supervised hub is
+        ended, its job is over, but the last messages of ranks may be on the way. Any other hub may be ended while its
+        ranks train on.
+        """
+        if not self._run_end.supervised:
+            return
+        deadline = time.monotonic() + GOODBYE_S
+        while time.monotonic() < deadline and not self._membership.all_left():
+            if not self._frames.drain_all(self._active_s):
+                time.sleep(FLUSH_MS / 1000)
 
     def _close(self) -> None:
         self._journal.close()

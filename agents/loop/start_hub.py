@@ -35,7 +35,7 @@ def endpoint_for(
     """The endpoint and key with which this rank connects to the hub, or to the relay on its node that forwards messages
     to the hub; None without a hub. If this rank starts the hub or the relay, closing `stack` ends it.
 
-    Raises RunError if `hub` is invalid, OSError if `run_dir` cannot be created.
+    Raises RunError if `hub` is invalid, or if `run_dir` cannot be created or is in use.
     """
     reached = _hub_for(stack, hub, run, run_dir, rank, world, agree)
     return stack.enter_context(through_relay(reached, run)) if world > 1 else reached
@@ -48,31 +48,30 @@ def _hub_for(
     named = folder_name(run)  # directly in `runs_dir`, so that `cockpit` finds it
     if hub != "auto":
         return named_hub(hub, run_dir or runs_dir / named)
+    folder = run_dir or stamped(runs_dir, named)
     if world > 1 and agree:
-        return _share_hub(stack, run, run_dir, runs_dir / named, rank, agree)
+        return _share_hub(stack, run, folder, run_dir is None, rank, agree)
     if world == 1:
-        return _start(stack, run, run_dir, runs_dir / named)[0]
+        return _start(stack, run, folder, None, None, run_dir is None)[0]
     # Without `agree`, the ranks cannot exchange data, so each rank derives the path of the sockets from the run folder.
     folder = run_dir or runs_dir / named
     sockets = _sockets_for(folder)
-    if rank == LEADER:
-        return _start(stack, run, folder, folder, sockets)[0]
-    return reach(endpoints_in(sockets))
+    return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
 
 
 def _start(
     stack: ExitStack,
     run: str,
-    run_dir: Path | None,
-    named: Path,
-    sockets: Path | None = None,
+    folder: Path,
+    sockets: Path | None,
     listen: str | None = None,
+    new: bool = False,
 ) -> tuple[Reach | None, Endpoints | None]:
-    """Start a hub in the folder `run_dir`, or in a new folder whose name begins with `named`. Returns the endpoint and
-    key for this rank, and the hub's TCP endpoints if it listens on TCP. Raises RunError if the hub of another job uses
-    the folder.
+    """Start a hub in `folder`, or in a folder with a similar name if `new` is set and this one exists. Returns the
+    endpoint and key for this rank, and the hub's TCP endpoints if it listens on TCP. Raises RunError if the hub of
+    another job uses the folder.
     """
-    folder = make_folder(run_dir, stamped(named.parent, named.name))
+    folder = make_folder(None if new else folder, folder)
     check_unserved(folder)
     if run_dir is None:
         stack.callback(remove_unrecorded, folder)
@@ -99,9 +98,7 @@ class _HubAddress(Struct, array_like=True, frozen=True):
     why: str = ""  # why other machines cannot connect to the hub
 
 
-def _share_hub(
-    stack: ExitStack, run: str, run_dir: Path | None, named: Path, rank: int, agree: Agree
-) -> Reach | None:
+def _share_hub(stack: ExitStack, run: str, folder: Path, new: bool, rank: int, agree: Agree) -> Reach | None:
     """On rank 0, start the hub and send its address to all ranks. Ranks on the same machine use ipc; the other ranks
     use TCP. A rank in another container of the machine uses ipc if the hub's socket answers there.
     """
@@ -112,7 +109,7 @@ def _share_hub(
     address, problem = _HubAddress(), None
     if rank == LEADER:
         try:
-            address = _start_shared(stack, run, run_dir, named, elsewhere)
+            address = _start_shared(stack, run, folder, new, elsewhere)
         except Exception as error:  # noqa: BLE001 - raised after the exchange, for which the other ranks wait
             address, problem = _HubAddress(why=str(error)), error
     address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
@@ -137,9 +134,7 @@ def _answers_soon(url: str) -> bool:
     return path.parent.is_dir() and answers
 
 
-def _start_shared(
-    stack: ExitStack, run: str, run_dir: Path | None, named: Path, elsewhere: str | None
-) -> _HubAddress:
+def _start_shared(stack: ExitStack, run: str, folder: Path, new: bool, elsewhere: str | None) -> _HubAddress:
     """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. If it is not
     None, the hub also listens on TCP, unless there is no key for ranks or this machine's address is unknown."""
     listen, why = None, ""
@@ -148,7 +143,7 @@ def _start_shared(
             listen = between_machines(os.environ.get("MASTER_ADDR") or elsewhere)
         except RunError as error:
             why = str(error)
-    own, tcp = _start(stack, run, run_dir, named, None, listen)
+    own, tcp = _start(stack, run, folder, None, listen, new)
     return _HubAddress(own.endpoint if own else None, tcp, why)
 
 

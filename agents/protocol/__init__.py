@@ -53,6 +53,7 @@ from agents.protocol.commands import Try as Try
 from agents.protocol.connection import AnyMessage as AnyMessage
 from agents.protocol.connection import Control as Control
 from agents.protocol.connection import Credit as Credit
+from agents.protocol.connection import Farewell as Farewell
 from agents.protocol.connection import Refused as Refused
 from agents.protocol.connection import Relay as Relay
 from agents.protocol.connection import Update as Update

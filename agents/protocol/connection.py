@@ -45,6 +45,13 @@ class Welcome(Message, frozen=True):
     ranks: Annotated[list[Rank], Meta(max_length=4096)] = []
 
 
+class Farewell(Message, frozen=True):
+    """The hub has taken the `Gone` of these ranks, and all messages that they sent before it. A rank that leaves waits
+    for this message, because a message that a socket has accepted may still be lost. A relay forwards it to `ranks`."""
+
+    ranks: Annotated[list[Rank], Meta(max_length=4096)]
+
+
 class Relay(Message, frozen=True):
     """A relay introduces itself: its connection carries the messages of all ranks that send their Hello through this
     relay."""
@@ -124,4 +131,4 @@ class Refused(Message, frozen=True):
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
 Stacks = StackQuery | RankStacks | StacksCollected
-AnyMessage = Update | Control | Stacks | Relay | Sample | Welcome | Credit | Updates | Refused
+AnyMessage = Update | Control | Stacks | Relay | Sample | Welcome | Farewell | Credit | Updates | Refused

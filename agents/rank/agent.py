@@ -13,7 +13,7 @@ from msgspec import structs
 
 from agents.protocol import Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
-from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
+from agents.rank.hub_link import FIRST_S, NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sensors.vitals import Sensors
@@ -52,7 +52,8 @@ class Agent:
         self._unmuted = threading.Event()
         self._unmuted.set()
         self.cpu_s = 0.0  # CPU time used by the agent's thread
-        self._linger_s, self._restarting = 0.0, False
+        self._linger_s: float | None = 0.0
+        self._restarting = False
         self._link: HubLink | None = None
         if endpoint is None:
             return
@@ -155,10 +156,13 @@ class Agent:
         self._orders.settle(ack)
         self._outbox.put(ack)
 
-    def close(self, linger_s: float = 0.5, restarting: bool = False) -> None:
-        """Try to send the queued messages for at most `linger_s` seconds, then send Gone and end the thread. A second
-        call does nothing. With `restarting`, Gone tells the hub that the launcher will start all ranks again, so the
-        run has not ended.
+    def close(self, linger_s: float | None = None, restarting: bool = False) -> None:
+        """Send the queued messages and Gone, wait until the hub has taken them, and end the thread. A second call does
+        nothing.
+
+        Waits at most `linger_s` seconds; by default `LAST_S`, or `FIRST_S` if nothing has been sent yet, because the
+        hub may still be starting. If the hub does not confirm in time, this is logged. With `restarting`, Gone tells
+        the hub that the launcher will start all ranks again, so the run has not ended.
         """
         if self._closing.is_set():
             return
@@ -167,7 +171,7 @@ class Agent:
         if self._link is None:
             return
         self._unmuted.set()
-        self._thread.join(linger_s + 1.0)
+        self._thread.join((FIRST_S if linger_s is None else linger_s) + 1.0)
 
     def _work(self, link: HubLink) -> None:
         while not self._closing.is_set():

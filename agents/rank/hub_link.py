@@ -18,6 +18,7 @@ from agents.protocol import (
     Changes,
     Command,
     Event,
+    Farewell,
     Gone,
     Hello,
     Preview,
@@ -49,6 +50,8 @@ WELCOME_PAUSE_S = 0.2
 REFUSED_PAUSE_S = 2.0  # interval at which a refused rank introduces itself again
 
 REASONS_LOGGED = 8
+# How long a rank that leaves waits for a hub that has taken nothing yet, and for any other hub.
+FIRST_S, LAST_S = 15.0, 2.0
 
 NONE = Sensors()
 
@@ -95,6 +98,8 @@ class HubLink:
         self._fallback = fallback
         self._checked_s = 0.0
         self._logged: set[str] = set()  # reasons for refusals
+        self._connected = False  # whether a message was sent to the hub
+        self._gone = self._parted = False  # whether Gone was sent; whether the hub has confirmed it
         self._connect(Reach(endpoint, key))
 
     def _connect(self, to: Reach) -> None:
@@ -131,19 +136,41 @@ class HubLink:
             self._measure(self.introduction[0].rank, now)
         self._flush()
 
-    def leave(self, linger_s: float, restarting: bool = False) -> None:
-        """Try to send the queued messages for at most `linger_s` seconds, then send Gone and close the socket."""
+    def leave(self, linger_s: float | None, restarting: bool = False) -> None:
+        """Send the queued messages and Gone, wait until the hub confirms that it has taken them, and close the socket.
+        Waits at most `linger_s` seconds; by default `FIRST_S` if the hub has taken nothing yet, because it may still be
+        starting, else `LAST_S`. Logs what is lost.
+        """
+        if linger_s is None:
+            linger_s = LAST_S if self._connected else FIRST_S
         deadline = time.monotonic() + linger_s
-        if self.refused:
-            self._log_refusal(self.refused)
-        if self.introduction and self.refused is None:
-            while not self._flush() and time.monotonic() < deadline:
-                self._dealer.poll(POLL_MS, zmq.POLLOUT)
-            if self._unsent is None:
+        while self.introduction and self.refused is None and not self._parted:
+            if self._flush() and not self._gone:
                 rank = self.introduction[0].rank
                 gone = Gone(rank, clean=True, process="restarting" if restarting else "unknown")
-                self._send(codec.encode([gone]))
+                self._gone = self._send(codec.encode([gone]))
+            left_ms = 1000 * (deadline - time.monotonic())
+            if left_ms <= 0:
+                self._log_lost(linger_s)
+                break
+            self._dealer.poll(
+                min(POLL_MS, max(1, int(left_ms))), zmq.POLLIN | (0 if self._gone else zmq.POLLOUT)
+            )
+            self._line.check_handshakes()
+            self._receive()
+            self._check_relay(time.monotonic())
+        if self.refused:
+            self._log_refusal(self.refused)
         self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
+
+    def _log_lost(self, waited_s: float) -> None:
+        assert self.introduction is not None
+        lost = self._outbox.waiting + len(codec.decode_each(self._unsent) if self._unsent else ())
+        who = f"the last {lost} records of rank {self.introduction[0].rank} did not reach"
+        if not lost:
+            who = f"rank {self.introduction[0].rank} has left, but its last records may not have reached"
+        with suppress(Exception):  # errors of the program's logging handlers
+            log.warning("%s the hub within %.1f s, so the run may not show them", who, waited_s)
 
     def _check_relay(self, now: float) -> None:
         """Connect to the hub directly if the relay has not started in time, or has failed for good."""
@@ -155,6 +182,7 @@ class HubLink:
         relay, fallback = self._line, self._fallback
         self._connect(fallback.hub)
         self._fallback = None
+        self._gone = False
         relay.close()
         self._refused, self._introduced_s = None, 0.0
         self._introduce(now)
@@ -224,6 +252,7 @@ class HubLink:
             self._dealer.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self._connected = True
         return True
 
     def _receive(self) -> None:
@@ -241,6 +270,9 @@ class HubLink:
         match message:
             case Welcome():
                 self._introduce(time.monotonic())
+                self._gone = False  # a hub that does not know this rank has not taken its Gone
+            case Farewell():
+                self._parted = self._gone
             case Sample():
                 self.sampling.take(message)
             case Refused():

@@ -20,6 +20,8 @@ from agents.protocol import (
     AnyMessage,
     Board,
     Command,
+    Farewell,
+    Gone,
     Hello,
     Message,
     Preview,
@@ -32,7 +34,7 @@ from agents.protocol import (
     codec,
 )
 from agents.rank.errors import sentence
-from agents.rank.hub_link import Previewer
+from agents.rank.hub_link import FIRST_S, LAST_S, Previewer, log
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import EVERY, Sampling
 from agents.rundir.local_machine import this_host
@@ -40,7 +42,9 @@ from agents.transport.curve_keys import Key
 from agents.transport.frame_filling import chunks
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB; the oldest are dropped
+FRAMES_QUEUED = (
+    512  # maximum number of queued frames, each of at most 256 KiB; the oldest records are dropped
+)
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
 ACKS_REPEATED = 4  # number of newest commands whose acks are sent again to a restarted hub
@@ -63,7 +67,8 @@ class ManyRanks:
         self._silent: frozenset[int] = frozenset()
         self._commands = ReceivedCommands()
         self._acks: deque[list[Ack]] = deque(maxlen=ACKS_REPEATED)
-        self._frames: deque[bytes] = deque()
+        # Each frame, and whether a full queue may drop it.
+        self._frames: deque[tuple[bytes, bool]] = deque()
         self._began_s = time.monotonic()
         self._introduced_s = -INTRODUCED_PAUSE_S
         self._hello_s: dict[int, float] = {}  # when each rank's hello was queued last
@@ -73,6 +78,8 @@ class ManyRanks:
         self.preview: Previewer | None = None
         self.lost_frames = 0
         self.refused: str | None = None
+        self._leaving: set[int] = set()  # ranks whose Gone the hub has not confirmed
+        self._connected = False  # whether a frame was sent to the hub
         self._line: ReconnectingSocket | None = None
         if endpoint is not None:
             self._line = ReconnectingSocket(
@@ -126,22 +133,29 @@ class ManyRanks:
 
     def send(self, messages: Iterable[Message]) -> None:
         """Queue messages, in order."""
-        self._send(messages)
+        queued = list(messages)
+        self._leaving.update(message.rank for message in queued if isinstance(message, Gone))
+        self._send(queued)
 
     def _send(self, messages: Iterable[Message], first: bytes = b"") -> None:
         if self._line is None:
             return
         for chunk in chunks(map(codec.pack, messages), first):
-            self.send_frame(codec.frame(chunk))
+            self._queue(codec.frame(chunk), droppable=not first)
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue an encoded frame; a full queue drops its oldest frame."""
-        if self._line is None:
-            return
+        """Queue an encoded frame of records; a full queue drops its oldest frame of records."""
+        if self._line is not None:
+            self._queue(frame, droppable=True)
+
+    def _queue(self, frame: bytes, droppable: bool) -> None:
+        # Introductions are never dropped: without them, the hub would refuse the records that follow.
         if len(self._frames) >= FRAMES_QUEUED:
-            self._frames.popleft()
-            self.lost_frames += 1
-        self._frames.append(frame)
+            oldest = next((place for place, (_, may) in enumerate(self._frames) if may), None)
+            if oldest is not None:
+                del self._frames[oldest]
+                self.lost_frames += 1
+        self._frames.append((frame, droppable))
 
     def turn(self, timeout_s: float = 0.0) -> None:
         """Send queued frames and handle messages from the hub. Waits at most `timeout_s` until a frame can be sent or
@@ -160,26 +174,39 @@ class ManyRanks:
         self._receive(line)
         self._flush(line)
 
-    def close(self, linger_s: float = 2.0) -> None:
-        """Try to send the queued frames for at most `linger_s` seconds, then close the connection. A second call does
-        nothing."""
+    def close(self, linger_s: float | None = None) -> None:
+        """Send the queued frames, wait until the hub has taken the `Gone` messages in them, and close the connection. A
+        second call does nothing. Waits at most `linger_s` seconds, by default as long as `HubLink.leave` does. If the
+        hub does not confirm in time, this is logged.
+        """
         line, self._line = self._line, None
         if line is None:
             return
+        if linger_s is None:
+            linger_s = LAST_S if self._connected else FIRST_S
         deadline = time.monotonic() + linger_s
         self._flush(line)
-        while self._frames and time.monotonic() < deadline:
-            line.socket.poll(50, zmq.POLLOUT)
+        while (self._frames or self._leaving) and not self.refused:
+            if time.monotonic() >= deadline:
+                log.warning(
+                    "the hub did not take the last records of %d ranks within %.1f s, so the run may not show them",
+                    len(self._leaving),
+                    linger_s,
+                )
+                break
+            line.socket.poll(50, zmq.POLLIN | (zmq.POLLOUT if self._frames else 0))
+            self._receive(line)
             self._flush(line)
         line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _flush(self, line: ReconnectingSocket) -> None:
         while self._frames:
             try:
-                line.socket.send(self._frames[0], zmq.NOBLOCK)
+                line.socket.send(self._frames[0][0], zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._frames.popleft()
+            self._connected = True
 
     # ----------------------------------------------------------------------------------------- commands
 
@@ -234,6 +261,8 @@ class ManyRanks:
                 elif time.monotonic() - self._introduced_s >= INTRODUCED_PAUSE_S:
                     self._introduced_s = time.monotonic()
                     self._introduce(self._hellos)
+            case Farewell(ranks=ranks):
+                self._leaving.difference_update(ranks)
             case Sample(kinds=kinds, ranks=ranks):
                 if "peers" in kinds:
                     until = time.monotonic() + message.lease_s

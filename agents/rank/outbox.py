@@ -62,6 +62,11 @@ class Outbox:
         """Number of messages dropped because the queue was full or because they could not be encoded."""
         return self._displaced + self._unsendable
 
+    @property
+    def waiting(self) -> int:
+        """Number of queued messages."""
+        return sum(map(len, self._lanes)) + (self._frames.pending is not None)
+
     def put(self, message: Message) -> None:
         lane = LANE.get(type(message), RECORDS)
         queue = self._lanes[lane]

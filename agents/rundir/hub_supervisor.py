@@ -24,7 +24,7 @@ from agents.transport.roles import Role
 
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # delay before the first restart; doubled at each further restart within a minute
-CLOSE_S = 3.0
+CLOSE_S = 6.0  # longer than a hub waits for the last messages of its ranks
 NOTIFY_S = 12.0  # added to `CLOSE_S` if the hub runs a notification command
 ON_ALERT = "COCKPIT_ON_ALERT"
 START_S = 20.0  # how long to wait for a hub to listen on TCP
@@ -118,8 +118,8 @@ class HubSupervisor:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """End the hub with `END_SIGNAL`, and after 3 s with SIGKILL; a hub with a notification command gets more
-        time."""
+        """End the hub with `END_SIGNAL`, and after `CLOSE_S` seconds with SIGKILL; a hub with a notification command
+        gets more time."""
         hub, self._hub = self._hub, None
         if hub is None:
             return

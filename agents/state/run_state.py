@@ -175,7 +175,11 @@ class RunState:
             self._places[type(new), new.id] = (self._events_count, self._count)
 
     def log(self) -> Iterator[Event | CommandState | TrialState]:
-        """Events, commands and trials in the order of publication, not of time, because the hub's clock may jump."""
+        """Events, commands and trials in the order of publication, not of time, because the hub's clock may jump. Those
+        before the first event are in the order of time, because a restarted hub publishes all commands of its journal,
+        and then all trials.
+        """
+        self._order_earliest()
         first = self._events_count - len(self.events) + 1
         entries: list[tuple[tuple[int, int], Event | CommandState | TrialState]] = []
         entries += [((first + number, 0), event) for number, event in enumerate(self.events)]
@@ -208,14 +212,29 @@ class RunState:
         before its first event, such as those from the journal, are sorted by time into the inserted events.
         """
         between = 0
-        for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
-            known = (self.commands if key[0] is CommandState else self.trials)[key[1]]
-            if after == 0:
-                while between < len(events) and events[between].time_s <= known.time_s:
-                    between += 1
-            self._places[key] = (between if after == 0 else after + len(events), count)
+        earliest = self._order_earliest()
+        for key, (after, count) in self._places.items():
+            if after:
+                self._places[key] = after + len(events), count
+        for key in earliest:
+            while between < len(events) and events[between].time_s <= self._time_of(key):
+                between += 1
+            self._places[key] = between, self._places[key][1]
         self.events.extendleft(reversed(events))
         self._events_count += len(events)
+
+    def _order_earliest(self) -> list[tuple[type, str]]:
+        """Order the commands and trials that precede the first event by time; returns them in this order."""
+        earliest = [key for key, (after, _) in self._places.items() if after == 0]
+        counts = sorted(self._places[key][1] for key in earliest)
+        earliest.sort(key=lambda key: (self._time_of(key), self._places[key][1]))
+        for key, count in zip(earliest, counts, strict=True):
+            self._places[key] = 0, count
+        return earliest
+
+    def _time_of(self, key: tuple[type, str]) -> float:
+        known = self.commands if key[0] is CommandState else self.trials
+        return known[key[1]].time_s
 
     def _fold(self) -> None:
         """Move summaries into the curve: all but the newest `HISTORY`, and also those of steps that the curve already

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from agents.rundir.bounded_read import read_ordinary
 from cockpit.data.format import clean
@@ -129,4 +129,4 @@ class NamedMarks:
 
 
 def _cleaned(mark: NamedMark) -> NamedMark:
-    return NamedMark(mark.name, mark.step, clean(mark.note).strip())
+    return structs.replace(mark, note=clean(mark.note).strip())

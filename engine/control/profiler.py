@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,4 +195,4 @@ class Profiler:
             os.replace(unfinished, traced.path)  # a reader never sees a part of a trace
         except (OSError, RuntimeError) as error:
             why = str(error).partition("\n")[0] or type(error).__name__
-        self._finished.append(Traced(traced.path, traced.first, traced.last, why))
+        self._finished.append(replace(traced, why=why))

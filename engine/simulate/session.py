@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from agents.protocol import PAUSED, Event, Facts, Gone, Message, Summary, clip
@@ -247,7 +248,7 @@ class Session:
             # The ranks introduce themselves again, because hellos contain the experts of each rank.
             hellos = self.records.hellos(board, found.step + 1, self._began_s)
             self._ranks.introduce(hellos, self.records.board(board))
-            yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
+            yield structs.replace(placed, source=f"rank {LEADER}")
 
 
 def outage(found: Simulated, waited_ms: float) -> list[Operation]:

@@ -2,6 +2,7 @@
 simulator."""
 
 import time
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +41,7 @@ class Steering:
             simulator.plan = Plan(*plan, simulator.plan.zero)
 
         def use_zero(zero: int) -> None:
-            simulator.plan = Plan(simulator.plan.schedule, simulator.plan.micro_batches, zero)
+            simulator.plan = replace(simulator.plan, zero=zero)
 
         def place_experts(goal: str) -> None:
             self._goal = goal

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from msgspec import structs
+
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
@@ -188,13 +190,4 @@ def _for_client(stacks: RankStacks, query: StackQuery) -> RankStacks:
     """
     threads = stacks.threads if query.threads else stacks.threads[:1]
     omitted = stacks.omitted_threads if query.threads else 0
-    return RankStacks(
-        stacks.rank,
-        query.id,
-        stacks.step,
-        stacks.doing,
-        stacks.since_ms,
-        threads,
-        omitted,
-        stacks.collective,
-    )
+    return structs.replace(stacks, id=query.id, threads=threads, omitted_threads=omitted)

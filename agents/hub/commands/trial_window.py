@@ -10,6 +10,8 @@ from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
 
 # Steps after a switch that are not measured: plans are rebuilt, memory is allocated, caches are cold.
 SKIPPED_STEPS = 2
+# After this many gaps in a series, the loop does not number its steps evenly, so a gap no longer restarts the series.
+MOST_GAPS = 3
 
 
 class Measured(NamedTuple):
@@ -28,6 +30,7 @@ class Window:
         self._values: Changes | None = None
         self._steps: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED_STEPS)
         self._stride = 0  # distance between neighbouring steps; 0: not known yet
+        self._gaps = 0  # number of gaps since the window began
         self._oldest = 0  # the oldest known step when the window began
         self._last: Summary | None = None
 
@@ -38,6 +41,7 @@ class Window:
         if values != self._values or new is None:
             self._values, self._last, self._stride, new = dict(values), None, 0, summaries
             self._steps.clear()
+            self._gaps = 0
             self._oldest = summaries[0].step if summaries else 0
         for summary in new:
             self._take(summary)
@@ -58,7 +62,9 @@ class Window:
             # Some loops report only every tenth step, so the smallest distance is the stride; a larger distance is a
             # gap.
             if self._stride:
-                self._steps.clear()
+                self._gaps += 1
+                if self._gaps <= MOST_GAPS:
+                    self._steps.clear()
             self._stride = min(apart, self._stride or apart)
         self._last = summary
         if any(summary.knobs.get(name) != value for name, value in (self._values or {}).items()):

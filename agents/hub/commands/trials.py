@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
+from agents.alerts.finding import step_of
 from agents.hub.commands.confidence import typical
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
@@ -36,6 +37,12 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
+# Maximum time for measuring the steps before the change, and as long for those after it: this many times the expected
+# time, and at least LEAST_S.
+MOST_TIMES, LEAST_S = 4, 600.0
+# Maximum number of steps until the change takes effect: this many times the measured steps, and at least LEAST_STEPS.
+APPLY_TIMES, LEAST_STEPS = 10, 100
+TICK_S = 1.0  # a longer time between two ticks does not count, because the hub was suspended
 REVERT_RETRY_S = 5.0  # interval between attempts to revert if the journal cannot be written
 
 
@@ -47,6 +54,9 @@ class Trials:
         self._entry: TrialEntry | None = None  # the running trial
         self._decided: Decide | None = None  # a decision that arrived while the change was being applied
         self._window = Window()
+        self._stage = ""  # the stage that the trial is in
+        self._stage_s = 0.0  # seconds spent in the stage
+        self._ticked_s = 0.0
         self.load_journal()
 
     def load_journal(self) -> None:
@@ -110,8 +120,32 @@ class Trials:
             return
         try:
             _STAGES[entry.state.state](self, entry)
+            self._end_overdue()
         except Exception as error:  # noqa: BLE001 - an error ends this trial, not the hub
             self._give_up(entry, f"{type(error).__name__}: {error}")
+
+    def _end_overdue(self) -> None:
+        """End a trial whose steps cannot be measured in time, for example because the run is paused, so that other
+        trials can start."""
+        now, entry = time.monotonic(), self._entry
+        passed_s, self._ticked_s = min(now - self._ticked_s, TICK_S), now
+        stage = f"{entry.state.id} {entry.state.state}" if entry else ""
+        self._stage_s = self._stage_s + passed_s if stage == self._stage else 0.0
+        self._stage = stage
+        if entry is None or entry.state.state not in ("before", "after"):
+            return
+        step_s = (self._update_log.state.step_ms or 0.0) / 1000
+        limit_s = max(LEAST_S, MOST_TIMES * entry.state.steps * step_s)
+        if self._stage_s < limit_s:
+            return
+        why = (
+            f"only {entry.state.measured} of {entry.state.steps} steps could be measured in a row within "
+            f"{limit_s:.0f} s"
+        )
+        if entry.state.state == "before":
+            self._settle("failed", why)
+        else:
+            self._revert(entry, why)
 
     def run_ended(self) -> None:
         """End the trial as failed after the ranks have ended, because nothing more can be measured or reverted."""
@@ -137,19 +171,20 @@ class Trials:
             )
             # Written to the journal before the proposal, so that each tried value belongs to a trial in the journal.
             self._store(TrialEntry(state, times, self._others(state)))
-            self._control.propose(
-                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
-            )
+            self._propose_change(state)
         elif len(steps) != state.measured:
             self._publish_progress(structs.replace(state, measured=len(steps)))
+
+    def _propose_change(self, state: TrialState) -> None:
+        until = step_of(self._update_log.state) + max(LEAST_STEPS, APPLY_TIMES * state.steps)
+        reason = f"trial {state.id}"
+        self._control.propose(Propose(_try_id(state), state.changes, None, until, state.who, reason))
 
     def _applying(self, entry: TrialEntry) -> None:
         state, command = entry.state, self._command_state(_try_id(entry.state))
         if command is None:
             # The hub was killed between the two writes; propose the change again with the same id.
-            self._control.propose(
-                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
-            )
+            self._propose_change(state)
         elif command.state == "applied":
             self._store(
                 structs.replace(entry, state=self._transition(state, "after", revision=command.revision))

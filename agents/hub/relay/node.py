@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import zmq
+from msgspec import structs
 
 from agents import protocol
 from agents.hub.relay.outbox import RelayOutbox
@@ -23,6 +24,7 @@ from agents.protocol import (
     AnyMessage,
     Command,
     Event,
+    Farewell,
     Gone,
     Hello,
     Message,
@@ -77,6 +79,7 @@ class Node:
         self._epoch = secrets.token_hex(8)
         self._ranks: dict[int, _Rank] = {}
         self._by_peer: dict[bytes, int] = {}
+        self._left: dict[int, bytes] = {}  # ranks that have left and wait for the hub's Farewell
         self._outbox = RelayOutbox(self._introduction)
         self._welcomed_s = -WELCOME_S
         self._reported_s = -REPORT_S
@@ -110,7 +113,7 @@ class Node:
         """Forward messages until all ranks have left or `deadline` has passed."""
         ended = False
         while not ended:
-            ended = not self._ranks or time.monotonic() >= deadline
+            ended = not (self._ranks or self._left) or time.monotonic() >= deadline
             self._flush_due_s = 0.0
             self.turn(time.monotonic())
             if not ended:
@@ -190,9 +193,10 @@ class Node:
                 self._report_dropped(rank, message, now)
                 continue
             if isinstance(message, Event):
-                message = Event(message.time_s, message.level, f"rank {rank}", message.text)
+                message = structs.replace(message, source=f"rank {rank}")
             self._outbox.put(message)
             if isinstance(message, Gone):
+                self._left[rank] = peer
                 self._forget(rank)
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
@@ -260,6 +264,10 @@ class Node:
                 if not ranks:
                     self._welcomed_s = now
                 self._send_to(self._peers(ranks), Welcome(message.epoch))
+            case Farewell(ranks=ranks):
+                for left in ranks:
+                    if left in self._left:
+                        self._send_to([self._left.pop(left)], Farewell([left]))
             case Refused(rank=rank):
                 self._send_to(self._peers([] if rank is None else [rank]), Refused(message.why))
             case Sample(ranks=ranks) | StackQuery(ranks=ranks):

@@ -20,10 +20,13 @@ class _Sender:
 
 class DroppedSteps:
     """Collects the gaps until no further gap appears, so that one outage is one event. `idle_s`: the longest time for
-    which the hub has not run since the last event."""
+    which the hub has not run since the last event. `first_hub`: no earlier hub process has served the run, so that
+    everything that a rank has dropped before its first record is missing.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, first_hub: bool = False) -> None:
         self.idle_s = 0.0
+        self._first_hub = first_hub
         self._senders: dict[int, _Sender] = {}
         self._ranks: set[int] = set()
         self._steps: list[int] = []  # first and last steps of the gaps
@@ -35,7 +38,9 @@ class DroppedSteps:
         every record; if not, a gap counts only as far as the rank says that it has dropped records.
         """
         before = self._senders.get(step.rank)
-        missing = step.seq - before.seq - 1 if before and before.seq else 0
+        if before is None and self._first_hub and step.lost_records:
+            before = _Sender(sender.process, 0, max(sender.first_step, step.step - step.seq + 1) - 1, 0)
+        missing = step.seq - before.seq - 1 if before else 0
         if before and not all_noted:
             missing = min(missing, step.lost_records - before.lost)
         if before and before.process == sender.process and missing > 0:

@@ -229,6 +229,14 @@ class Membership:
         self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"
 
+    def all_left(self) -> bool:
+        """Whether every rank of the world has joined, and has left or ended. A rank that is lost counts as ended."""
+        here = this_machine()
+        return 0 < self.world <= len(self._ranks) and all(
+            known.lost or (known.hello.machine == here and _process(known) == "ended")
+            for known in self._ranks.values()
+        )
+
     def process_text(self, rank: int) -> str:
         """The process state of a rank that does not answer, as far as the hub can check it; "" for a rank that never
         joined.

@@ -9,7 +9,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 Values: TypeAlias = "array[float]"
@@ -104,8 +104,7 @@ class Frames:
             self._size += size
         more = array("f", [math.nan]) * sum(new.values())
         self._frames = [
-            Frame(one.first, one.last, one.records, one.low + more, one.high + more, whole=False)
-            for one in self._frames
+            replace(one, low=one.low + more, high=one.high + more, whole=False) for one in self._frames
         ]
 
     def _merge_one_pair(self) -> None:

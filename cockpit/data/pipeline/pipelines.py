@@ -3,7 +3,7 @@ on the other axes (such as dp and tp) has its own replica of the pipeline."""
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from agents.protocol import Action, Timeline
@@ -89,13 +89,11 @@ class Pipeline:
     def by_stage(self) -> "Pipeline":
         """The same pipeline with a lane for each stage instead of one for each rank."""
         lanes = [
-            Lane(
-                lane.pp,
-                lane.rank,
-                tuple(action for action in lane.actions if action.stage == stage),
-                stage,
-                tuple(action for action in lane.actions if action.stage != stage),
-                lane.window_ms,
+            replace(
+                lane,
+                actions=tuple(action for action in lane.actions if action.stage == stage),
+                stage=stage,
+                others=tuple(action for action in lane.actions if action.stage != stage),
             )
             for lane in self.lanes
             for stage in lane.parts

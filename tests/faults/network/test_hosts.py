@@ -20,8 +20,11 @@ from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.roles import Role
 from agents.waiting import wait_for_command
 from tests.faults.conftest import Opened
+from tests.faults.guarded import wait
 from tests.faults.hosts import Host, NoHosts, two_hosts
 from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
+
+LOOPING = SOURCE / "tests/unit/agents/loop/looping.py"
 
 pytestmark = pytest.mark.xdist_group("hosts")  # its tests share a fixture
 
@@ -152,3 +155,38 @@ def test_rank_0_shares_its_hubs_address(
     assert (tmp_path / "hub.0").read_text().startswith("ipc://")
     there = (tmp_path / "hub.1").read_text()
     assert there.startswith(f"tcp://{hosts[0].address}:") and there.endswith(" the-rank")
+
+
+@pytest.mark.exhaustive
+def test_two_machines_with_the_same_name_and_folders_of_their_own(
+    hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path, opened: Opened
+) -> None:
+    """Both ranks report the same host name. On the second machine, the directory of the hub's sockets is empty."""
+    sockets = tmp_path / "sockets"
+    sockets.mkdir(mode=0o700)
+    environ = {
+        "PYTHONPATH": str(SOURCE),
+        "COCKPIT_KEYS": str(tmp_path / "keys"),
+        "XDG_RUNTIME_DIR": str(sockets),
+        "MASTER_ADDR": hosts[0].address,
+    }
+    with hosts[0].inside(), socket.create_server((hosts[0].address, 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank, host in enumerate(hosts):
+        words = [sys.executable, str(LOOPING), str(rank), "2", str(tmp_path), port, "agree"]
+        if rank == 1:
+            words = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {sockets} && exec "$@"', "sh", *words]
+        ranks.append(subprocess.Popen(host.command(*words), env=os.environ | environ))
+    try:
+        folder = tmp_path / "somebody"
+        wait((folder / HUB_FILE).exists)
+        client = opened(Client(read_hub_file(folder).endpoints.clients))
+        poll_until(client, lambda: len(client.state.steps) == 2)
+        assert len({hello.host for hello in client.state.hellos.values()}) == 1, "one kernel, in this test"
+        (tmp_path / "stop").touch()
+        assert [rank.wait(30) for rank in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()

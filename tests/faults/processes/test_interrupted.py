@@ -2,8 +2,10 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,38 @@ def test_a_hub(opened: Opened, tmp_path: Path, sockets: Endpoints) -> None:
     again = opened(Terminal(*words))
     poll_until(client, lambda: client.state.summaries and client.state.summaries[-1].step > step)
     assert again.interrupt()[0] == 0
+
+
+COMMAND = """
+import threading, time, {package}.__main__ as package, {package}.cli.main as command
+def main():
+    print("begins", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
+        print("cleaned up", flush=True)
+        threading.Lock().release()  # raises RuntimeError, as an interrupted wait for a condition variable may
+command.main = main
+package.main()
+"""
+
+
+@pytest.mark.parametrize("package", ["cockpit", "engine"])
+def test_twelve_ctrl_c_end_a_command_once(package: str) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(package=package)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout and command.stdout.readline() == "begins\n"
+    for _ in range(12):
+        command.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    said, errors = command.communicate(timeout=DEADLINE_S)
+    assert (command.returncode, said, errors) == (130, "cleaned up\n", "")
 
 
 def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: Endpoints) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.style import Style
@@ -85,7 +86,7 @@ class LogPanel(ListPanel[LogGroup]):
         return found
 
     def changed(self) -> None:
-        self.only = LogFilter(self.only.kind, self.only.level, self.text)
+        self.only = replace(self.only, text=self.text)
 
     def choice(self) -> object:
         return (super().choice(), self.only)

@@ -1,5 +1,6 @@
 """Trials with a real journal but no sockets. The tests set the duration of each step."""
 
+import time
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from agents.hub.commands.trial_window import Window
-from agents.hub.commands.trials import Trials
+from agents.hub.commands.trials import APPLY_TIMES, LEAST_S, Trials
 from agents.protocol import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
 from agents.rank.knob_board import Values
 from agents.state.run_state import HISTORY
@@ -139,6 +140,62 @@ def test_a_window_restarts_after_a_gap(lab: Lab, every: int) -> None:
     assert (lab.trial.state, lab.trial.measured) == ("before", STEPS - 1)
     run(1)
     assert lab.trial.state in ("applying", "after")
+
+
+@pytest.mark.parametrize("apart", [(1, 2), (5, 7, 5, 13), (1, 1, 10)])
+def test_a_trial_of_a_loop_with_uneven_step_numbers_ends(lab: Lab, apart: tuple[int, ...]) -> None:
+    lab.trials.start(EIGHT)
+    for _, distance in zip(range(4 * STEPS), cycle(apart), strict=False):
+        lab.run(1, {8: 90.0})
+        lab.step += distance - 1
+    assert (lab.trial.state, lab.trial.measured) == ("kept", STEPS)
+
+
+def wait(lab: Lab, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the time pass in which the run makes no step."""
+    began = time.monotonic()
+    for second in range(int(seconds)):
+        monkeypatch.setattr("agents.hub.commands.trials.time.monotonic", lambda at=began + second: at)
+        lab.trials.tick()
+        lab.obey()
+
+
+def test_a_trial_of_a_run_that_makes_no_steps_ends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(STEPS - 6)
+    wait(lab, monkeypatch, LEAST_S - 2)
+    assert lab.trial.state == "before"
+    wait(lab, monkeypatch, 10)
+    assert (lab.trial.state, lab.trial.why) == (
+        "failed",
+        f"only {STEPS - 8} of {STEPS} steps could be measured in a row within 600 s",
+    )
+    lab.trials.start(structs.replace(EIGHT, id="u"))
+    lab.run(STEPS + 6)
+    assert (trials := lab.update_log.state.trials)["u"].state == "after"
+    wait(lab, monkeypatch, LEAST_S + 5)
+    assert trials["u"].state == "reverted" and "steps could be measured in a row" in trials["u"].why
+    assert lab.values["micro_batches"] == 4
+
+
+def test_a_slow_run_has_time_for_its_trial(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(2, {4: 60_000.0})
+    wait(lab, monkeypatch, 4 * STEPS * 60 - 2)
+    assert lab.trial.state == "before"
+    wait(lab, monkeypatch, 10)
+    assert lab.trial.state == "failed"
+
+
+def test_a_change_that_waits_too_long_expires(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    for _ in range(STEPS + 2):
+        lab.update_log.publish(structs.replace(make_summary(lab.step), knobs=dict(lab.values)))
+        lab.step += 1
+    lab.trials.tick()
+    lab.settle()
+    command = lab.control.next_command(0.0)
+    assert command and command.expires_step == lab.step - 1 + APPLY_TIMES * STEPS
 
 
 def test_a_window_restarts_after_recalled_or_repeated_steps() -> None:

@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 import zmq
+from msgspec import structs
 
 from agents import protocol
 from agents.client import Client
 from agents.hub.relay.node import WELCOME_S, Node, flush_s
 from agents.hub.relay.outbox import KEPT, PATIENCE, RelayOutbox
 from agents.hub.telemetry.membership import SUCCESSION_S
-from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
+from agents.protocol import CHECKPOINT_STEP, Event, Farewell, Gone, Pulse, Refused, Relay, Welcome, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.roles import Role
@@ -334,6 +335,28 @@ def test_a_restarted_hub_is_answered_with_an_introduction_and_asked_ranks_once_a
     assert node.sockets.answers[2:] == [(b"p0", Welcome("e"))]
     node.hear(Welcome("e"), after_s=WELCOME_S)
     assert len(node.sockets.answers) == 5
+
+
+def test_a_rank_that_leaves_gets_the_farewell_of_the_hub() -> None:
+    node = Within()
+    for rank in (0, 3):
+        node.say(b"p%d" % rank, make_hello(rank, 4), Gone(rank, clean=True))
+    assert [one.rank for one in node.batch() if isinstance(one, Gone)] == [0, 3]
+    node.hear(Farewell([3, 7]))
+    node.hear(Farewell([3]))
+    assert node.sockets.answers == [(b"p3", Farewell([3]))]
+
+
+def test_an_event_keeps_every_field_but_its_source() -> None:
+    """Also fields that are added later: each field of the event has a value that is not the default."""
+    node = Within()
+    node.say(b"p3", make_hello(3, 4))
+    node.batch()
+    event = Event(5.0, "warning", "loop", "saved", {CHECKPOINT_STEP: 7})
+    defaults = {field.name: field.default for field in structs.fields(Event)}
+    assert all(getattr(event, name) != default for name, default in defaults.items())
+    node.say(b"p3", event)
+    assert node.batch() == [structs.replace(event, source="rank 3")]
 
 
 def test_a_request_to_one_rank_reaches_only_that_rank() -> None:

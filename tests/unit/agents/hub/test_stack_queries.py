@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from msgspec import structs
 
 from agents.hub.commands import stack_queries
 from agents.hub.commands.stack_queries import CLIENTS, COLLECT_S, PERIOD_S, StackQueries
@@ -54,6 +55,18 @@ class Harness:
                 frame = CodeFrame("/job/train.py", 50 if rank == 3 else 40, "train")
                 threads = [ThreadStack("MainThread", [frame])] + [ThreadStack("other", [])] * query.threads
                 self.queries.take(RankStacks(rank, query.id, 1, "", 0.0, threads))
+
+
+def test_a_client_gets_every_field_of_a_ranks_stacks() -> None:
+    """Also fields that are added later: each field has a value that is not the default."""
+    threads = [ThreadStack("MainThread", []), ThreadStack("other", [])]
+    stacks = RankStacks(3, "own", 7, "forward", 2.0, threads, 5, "all-reduce 9")
+    defaults = {field.name: field.default for field in structs.fields(RankStacks)}
+    assert all(getattr(stacks, name) != default for name, default in defaults.items())
+    asked = StackQuery("q", [3], threads=True)
+    assert stack_queries._for_client(stacks, asked) == structs.replace(stacks, id="q")
+    only_training = structs.replace(stacks, id="q", threads=threads[:1], omitted_threads=0)
+    assert stack_queries._for_client(stacks, structs.replace(asked, threads=False)) == only_training
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 python looping.py RANK WORLD RUNS PORT [agree]
 """
 
+import os
 import socket
 import struct
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import agents
 
+ADDRESS = os.environ.get("MASTER_ADDR", "127.0.0.1")
+
 
 class Ring:
     """An all-gather of bytes through rank 0, for `agree=`."""
@@ -18,7 +21,7 @@ class Ring:
     def __init__(self, rank: int, world: int, port: int) -> None:
         self.rank = rank
         if rank == 0:
-            with socket.create_server(("127.0.0.1", port)) as server:
+            with socket.create_server((ADDRESS, port)) as server:
                 self.others = [server.accept()[0] for _ in range(world - 1)]
         else:
             self.others = [self._reach(port)]
@@ -26,7 +29,7 @@ class Ring:
     def _reach(self, port: int) -> socket.socket:
         for _ in range(200):
             try:
-                return socket.create_connection(("127.0.0.1", port))
+                return socket.create_connection((ADDRESS, port))
             except OSError:
                 time.sleep(0.05)
         raise SystemExit("rank 0 cannot be reached")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import agents
 from agents.client import Client
 from agents.loop import join as loop_module
 from agents.loop import start_hub
-from agents.protocol import Ack, Command, Step, Summary
+from agents.protocol import Ack, Command, Gone, Step, Summary
+from agents.recording.reader import Recording
 from agents.rundir.hub_file import lock_for_hub
+from agents.rundir.runs import RECORD_FILE
 from agents.transport.reach import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
@@ -96,6 +98,17 @@ def test_without_agree_ranks_report_and_have_no_knobs(tmp_path: Path) -> None:
         # The total is unknown, because rank 0 does not get the values of the other ranks.
         assert seen["summary"]["tokens_per_s"] is None
         assert seen["summary"]["loss"] == 2.0
+
+
+def test_a_loop_that_is_shorter_than_the_start_of_its_hub_is_recorded(tmp_path: Path) -> None:
+    with agents.join("short", run_dir=tmp_path / "short") as loop:
+        for number in range(3):
+            with loop.step() as step:
+                step.report(loss=1.0 + number)
+    with closing(Recording(tmp_path / "short" / RECORD_FILE)) as recording:
+        found = [moment.update for moment in recording.moments()]
+    assert [update.loss for update in found if isinstance(update, Summary)] == [1.0, 2.0, 3.0]
+    assert [update.clean for update in found if isinstance(update, Gone)] == [True]
 
 
 def test_two_loops_of_one_second_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

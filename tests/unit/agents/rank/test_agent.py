@@ -2,6 +2,7 @@
 that arrives twice is applied once.
 """
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from agents.protocol import (
     Command,
     Event,
     Experts,
+    Farewell,
     Gone,
+    Hello,
     LayerLoad,
     Pulse,
     Step,
@@ -101,6 +104,37 @@ def test_an_absent_hub_takes_no_time_and_no_memory(tmp_path: Path) -> None:
     agent.close(0.1)
     assert time.perf_counter() - before < 2
     assert "agent" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_an_agent_could_not_deliver_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent(f"ipc://{tmp_path}/nobody", doing)
+    agent.introduce(make_hello(3, 4), None)
+    agent.send(*(make_step(3, step) for step in range(5)))
+    agent.close(0.1)
+    assert re.search(r"the last ([67]) records of rank 3 did not reach the hub within 0.1 s", caplog.text)
+
+
+def test_an_agent_leaves_when_the_hub_has_its_last_records(
+    hub: SilentHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hub is restarted while the rank leaves, so the rank introduces itself again."""
+    agent = Agent(hub.endpoint, doing)
+    agent.introduce(make_hello(3, 4), None)
+    agent.send(make_step(3, 8))
+    closing = threading.Thread(target=agent.close, args=(DEADLINE_S,))
+    closing.start()
+    assert [type(one) for one in hub.hear(Hello, Step, Gone, count=3)] == [Hello, Step, Gone]
+    hub.say(Welcome("epoch"))
+    assert [type(one) for one in hub.hear(Hello, Gone, count=2)] == [Hello, Gone]
+    assert closing.is_alive()
+    hub.say(Farewell([3]))
+    closing.join(DEADLINE_S / 2)
+    assert not closing.is_alive() and caplog.text == ""
+    unheard = Agent(hub.endpoint, doing)
+    unheard.introduce(make_hello(2, 4), None)
+    hub.hear(Hello, count=1)
+    unheard.close(0.1)
+    assert "rank 2 has left, but its last records may not have reached the hub within 0.1 s" in caplog.text
 
 
 def test_without_an_endpoint_everything_is_a_no_op() -> None:

@@ -13,12 +13,15 @@ from agents.protocol import (
     Ack,
     Board,
     Command,
+    Farewell,
+    Gone,
     Hello,
     Preview,
     Previewed,
     Refused,
     Relay,
     Sample,
+    Step,
     Welcome,
     codec,
 )
@@ -140,6 +143,33 @@ def test_a_full_queue_drops_its_oldest_frames(tmp_path: Path) -> None:
         ranks.close(0.05)
         assert time.monotonic() - began < DEADLINE_S / 2 and not ranks.attached
         ranks.close()
+
+
+def test_a_full_queue_keeps_the_introduction(tmp_path: Path) -> None:
+    """A hub that starts slowly, on a busy machine, would otherwise get records of ranks that it does not know."""
+    endpoint = f"ipc://{tmp_path}/ranks"
+    with closing(ManyRanks("r", endpoint)) as ranks:
+        introduce(ranks)
+        for step in range(FRAMES_QUEUED + 7):
+            ranks.send([make_step(0, step)])
+        assert ranks.queued == FRAMES_QUEUED
+        with closing(SilentHub(tmp_path)) as hub:
+            turn_until(ranks, lambda: ranks.queued < FRAMES_QUEUED)
+            first = [type(one) for one in hub.hear(Relay, Hello, Step, count=WORLD + 2)]
+            assert first[: WORLD + 1] == [Relay, *[Hello] * WORLD]
+            ranks.close(0.1)
+
+
+def test_many_ranks_leave_when_the_hub_has_their_last_records(
+    hub: SilentHub, ranks: ManyRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    introduce(ranks)
+    ranks.send(Gone(rank, clean=True) for rank in range(WORLD))
+    sent(ranks)
+    hub.hear(Gone, count=WORLD)
+    hub.say(Farewell([0, 1, 3]))
+    ranks.close(0.5)
+    assert "the hub did not take the last records of 1 ranks within 0.5 s" in caplog.text
 
 
 def test_a_command_is_pending_until_it_is_settled_and_its_acks_are_repeated(

@@ -119,6 +119,32 @@ def test_a_hello_makes_a_lost_rank_present() -> None:
     assert not state.gone and state.world == 4
 
 
+def test_the_log_of_a_restarted_hub_is_in_time_order() -> None:
+    """The hub publishes the commands of its journal, then the trials, and later the events of the recording."""
+
+    def command(id: str, time_s: float) -> CommandState:
+        return CommandState(id, 1, "applied", {}, {}, "", time_s)
+
+    state = RunState()
+    for update in (
+        command("asked first, applied last", 100.0),
+        command("rejected", 50.0),
+        TrialState("t", "kept", {}, {}, 4, "", 75.0, True, 1.0),
+        command("before the recording", 5.0),
+    ):
+        state.apply(update)
+    assert [entry.time_s for entry in state.log()] == [5.0, 50.0, 75.0, 100.0], "without a recording"
+    state.apply(Event(120.0, "info", "hub", "started again"))
+    state.apply(Recalled(events=[Event(time_s, "info", "hub", "") for time_s in (60.0, 75.0, 80.0, 110.0)]))
+    state.apply(Recalled(events=[Event(time_s, "info", "hub", "") for time_s in (10.0, 40.0, 55.0)]))
+    times = [entry.time_s for entry in state.log()]
+    assert times == [5.0, 10.0, 40.0, 50.0, 55.0, 60.0, 75.0, 75.0, 80.0, 100.0, 110.0, 120.0]
+    rebuilt = RunState()
+    for update in state.replay():
+        rebuilt.apply(update)
+    assert [entry.time_s for entry in rebuilt.log()] == times
+
+
 def test_the_log_keeps_the_hubs_order_when_its_clock_jumps() -> None:
     state = RunState()
     told: list[Update] = [

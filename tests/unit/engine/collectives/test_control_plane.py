@@ -133,8 +133,8 @@ def test_the_gradient_norm_takes_log2_messages_and_is_equal_on_all_ranks(ranks: 
 
 
 def test_the_gradient_norm_stays_on_the_device() -> None:
-    """Of the device `meta`, nothing can be copied to the host. The sum over the ranks runs on the device's group, not on
-    the hosts' group `control`."""
+    """Nothing can be copied from the device `meta` to the host. The sum over the ranks runs on the device's group, not
+    on the hosts' group `control`."""
     stage, summed = nn.Linear(3, 2, device="meta"), list[Tensor]()
     for parameter in stage.parameters():
         parameter.grad = torch.empty_like(parameter)

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from engine.device import CPU
 from engine.kernels.compiled import Compiler
+from engine.kernels.grouped import Product, grouped
 from engine.parallel.collectives import Axis
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.context.sequence_split import SequenceSlices
@@ -41,12 +42,13 @@ class ParameterFactory:
         device: torch.device = CPU,
         compiled: Compiler | None = None,  # compiles functions of the modules; default: no compilation
         deferred: bool = False,
+        grouped: Product = grouped,  # the products of the experts
     ):
         self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
         self.context = context or ContextParallel.whole(tp)
         self.slices = SequenceSlices(self.context.sequence, self.context.cp.size)
-        self.compiled = compiled or Compiler()
+        self.compiled, self.grouped = compiled or Compiler(), grouped
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
         self._born_on = META if deferred else device
         self._deferred = deferred

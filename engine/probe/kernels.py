@@ -14,9 +14,9 @@ from engine.config.sections.knobs import Knobs
 from engine.config.sections.model import Model
 from engine.config.sections.training import Train
 from engine.kernels.flash_attention import causal_attention
+from engine.kernels.grouped import grouped
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.moe.moe_layer import grouped
 from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory

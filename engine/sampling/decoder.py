@@ -6,6 +6,8 @@ until generation ends.
 Shapes: B sequences, Q new tokens, s tokens (with padding) of this rank's slice, D model width, V vocabulary.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,6 +18,7 @@ from engine.checkpoint.state_tensors import State
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.metering.meter import Meter
+from engine.model.moe.moe_layer import expert_product
 from engine.model.stage import Stage
 from engine.model.vocabulary import Head
 from engine.parallel.autograd_collectives import gather_sequence
@@ -38,6 +41,9 @@ class Decoder:
     def __init__(self, layout: Layout, world: World, meter: Meter, batch: int, positions: int):
         self.world, self._meter, self._model = world, meter, layout.model
         self.dtype = ACTIVATIONS.get(layout.train.precision, torch.get_default_dtype())
+        grouped, slower = expert_product(layout.model, self.dtype, world.device, world.control)
+        if slower:
+            sys.stderr.write(slower + "\n")
         factory = ParameterFactory(
             layout.run.seed,
             world.tp,
@@ -47,6 +53,7 @@ class Decoder:
             world.ep_hops,
             device=world.device,
             deferred=True,
+            grouped=grouped,
         )
         layers = split_layers(layout.model, layout.stages)[world.pp.rank]
         self.stage = Stage(factory, layout.model, layers, KnobValues.of(layout), meter)

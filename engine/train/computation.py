@@ -1,8 +1,10 @@
 """Computes a training step on one rank: batch, forward and backward passes, gradient norm, optimizer update."""
 
 import math
+import sys
 import time
 
+import torch
 from torch import Tensor
 
 from agents.protocol import Event
@@ -19,6 +21,7 @@ from engine.device import group_device
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
 from engine.model.loss import training_loss
+from engine.model.moe.moe_layer import expert_product
 from engine.model.stage import Stage
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.mesh import World
@@ -26,7 +29,7 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.expert_placement import Map
 from engine.planner.layer_split import split_layers
 from engine.sharding.expert_rows import moe_layers
-from engine.sharding.fsdp import Shards
+from engine.sharding.fsdp import POLICIES, Shards
 from engine.sharding.pipeline_schedules import Pipeline
 from engine.train.batches.corpus import read_text
 from engine.train.batches.samples import Samples, check_same_corpus
@@ -54,6 +57,11 @@ class Computation:
         context = ContextParallel(
             world.cp, world.sequence, layout.grid.cp_method, layout.data.reset_positions
         )
+        dtype = POLICIES[train.precision].param_dtype or torch.get_default_dtype()
+        grouped, slower = expert_product(model, dtype, world.device, world.control)
+        if slower:
+            sys.stderr.write(slower + "\n")
+            agent.send(Event(time.time(), "warning", "engine", slower))
         weights = ParameterFactory(
             layout.run.seed,
             world.tp,
@@ -65,6 +73,7 @@ class Computation:
             world.device,
             Compiler(train.compile),
             deferred=True,
+            grouped=grouped,
         )
         layers = split_layers(model, layout.stages)
         stage_numbers = stages_of_rank(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.kernels.grouped import fault, grouped
 from engine.metering.clocks import CLOCKS
 from engine.parallel.context.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware.peaks import peak_flops
@@ -140,3 +141,8 @@ def test_cuda_events_agree_with_wall_time() -> None:
     wall = time.perf_counter() - began
     clock.collect()
     assert measured[0] == pytest.approx(wall, rel=0.2)
+
+
+@pytest.mark.parametrize(("x", "y"), [(64, 128), (768, 2048), (2048, 768)])
+def test_torchs_grouped_gemm_is_right(x: int, y: int) -> None:
+    assert fault(grouped, x, y, torch.bfloat16, torch.device("cuda")) == ""

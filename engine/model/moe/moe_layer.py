@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
-from engine.config.sections.model import Moe
+from engine.config.sections.model import Model, Moe
+from engine.device import device_name
+from engine.kernels.grouped import Product, fault, grouped, has_kernel, one_by_one
 from engine.metering.meter import Meter
 from engine.model.moe.router import ROUTERS, Choice
 from engine.model.swiglu import gated_function
+from engine.parallel.collectives import Axis
 from engine.parallel.expert_all_to_all import Dispatch, Placement, plan_dispatch
 from engine.parallel.local_shards import local_weight
 from engine.parallel.parameters import ParameterFactory
@@ -38,11 +41,12 @@ class Experts(nn.Module):
         self.up = factory.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
         self.down = factory.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
         self._gated = gated_function(factory.compiled, any_size=True)
+        self._product = factory.grouped
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
-        gate = grouped(rows_RD, local_weight(self.gate), offsets)
-        up = grouped(rows_RD, local_weight(self.up), offsets)
-        return grouped(self._gated(gate, up), local_weight(self.down), offsets)
+        gate = self._product(rows_RD, local_weight(self.gate), offsets)
+        up = self._product(rows_RD, local_weight(self.up), offsets)
+        return self._product(self._gated(gate, up), local_weight(self.down), offsets)
 
 
 class SharedExperts(nn.Module):
@@ -68,19 +72,27 @@ class SharedExperts(nn.Module):
         return F.linear(hidden, self.down)
 
 
-# Dtypes that torch documents for its grouped GEMM. For other dtypes (fp64, and fp32 on a GPU), `grouped` runs one
-# matmul per expert.
-GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
-
-
-def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Grouped GEMM: multiplies each expert's rows by that expert's matrix. The products are [R, Y]. `offsets[e]` is the
-    end of the rows of expert e. Rows after the last offset are not computed; their values are undefined."""
-    if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
-        *parts, behind = rows_RX.tensor_split(offsets.cpu().long())
-        products = [part @ weight for part, weight in zip(parts, weights_EXY, strict=True)]
-        return torch.cat([*products, behind.new_zeros(len(behind), weights_EXY.shape[-1])])
-    return F.grouped_mm(rows_RX, weights_EXY, offs=offsets)
+def expert_product(
+    model: Model, dtype: torch.dtype, device: torch.device, ranks: Axis
+) -> tuple[Product, str]:
+    """The grouped GEMM for the experts of a run whose weights have `dtype` in the passes: torch's kernel or, if it is
+    wrong on a rank, one matmul per expert on all ranks. Also returns a sentence about this for the user, which is
+    empty on all ranks except the first on which the kernel is wrong. Collective over `ranks`."""
+    if model.moe is None or not has_kernel(device, dtype):
+        return grouped, ""
+    D, X = model.d_model, model.moe.d_expert
+    why = fault(grouped, D, X, dtype, device) or fault(grouped, X, D, dtype, device)
+    faults = ranks.all_gather(torch.tensor([bool(why)])).flatten().tolist()
+    if not any(faults):
+        return grouped, ""
+    if ranks.rank != faults.index(True):
+        return one_by_one, ""
+    more = f" (and {sum(faults) - 1} more)" if sum(faults) > 1 else ""
+    return one_by_one, (
+        f"rank {ranks.rank}{more}: grouped_mm of torch {torch.__version__} is wrong on {device_name(device)} in "
+        f"{str(dtype).removeprefix('torch.')} ({why}), so all ranks multiply the rows of each expert by themselves, "
+        "which is slower"
+    )
 
 
 class MoeLayer(nn.Module):

@@ -147,6 +147,21 @@ def test_the_gradient_norm_takes_log2_messages_and_is_equal_on_all_ranks(ranks: 
     assert {size for sent in network.sent.values() for _, size in sent} == {4}
 
 
+def test_the_gradient_norm_stays_on_the_device() -> None:
+    """Nothing can be copied from the device `meta` to the host. The sum over the ranks runs on the device's group, not
+    on the hosts' group `control`."""
+    stage, summed = nn.Linear(3, 2, device="meta"), list[Tensor]()
+    for parameter in stage.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    world: Any = SimpleNamespace(
+        device=torch.device("meta"),
+        all_ranks=SimpleNamespace(all_reduce=lambda x: summed.append(x) or x),
+        grid=SimpleNamespace(dp_replicate=1, tp=1),
+    )
+    norm = GradientNorm([stage], world)()
+    assert norm.is_meta and [(x.is_meta, x.shape) for x in summed] == [(True, ())]
+
+
 COLLECTIVES: dict[str, Callable[[MessageAxis, Tensor], Tensor]] = {
     "all-gather": lambda axis, x: axis.all_gather(x),
     "all-reduce": lambda axis, x: axis.all_reduce(x),

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from agents.rank.agent import Agent
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
+from engine.kernels.grouped import grouped
 from engine.metering.meter import Meter
-from engine.model.moe.moe_layer import MoeLayer, grouped
+from engine.model.moe.moe_layer import MoeLayer
 from engine.model.moe.router import Router
 from engine.parallel.local_shards import local_shard
 from engine.rendezvous import single_rank_context

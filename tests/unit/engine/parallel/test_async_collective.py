@@ -1,7 +1,6 @@
 """Tests the measured times of asynchronous collectives: the total time, and the part of it that no computation
 overlaps."""
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.metering.clocks import EventClock
+from engine.metering.clocks import EventClock, WallClock
 from engine.metering.meter import Meter
 from engine.parallel import collectives
 from engine.parallel.collectives import AsyncCollective, Axis
@@ -24,31 +23,43 @@ class Future:
         self.over = over
 
 
-class Slow(dist.Work):
-    """A work handle of a collective (`torch.distributed.Work`) whose `wait` takes `wait_s` seconds; its future may
-    complete before `wait` is called."""
+class Host(WallClock):
+    """A simulated clock; `now` is the time in seconds."""
 
-    def __init__(self, wait_s: float) -> None:
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+
+class Slow(dist.Work):
+    """A work handle of a collective (`torch.distributed.Work`) that ends when its future completes; at the latest,
+    `wait_s` seconds after `wait` is called."""
+
+    def __init__(self, host: Host, wait_s: float) -> None:
         super().__init__()
-        self.wait_s, self.future = wait_s, Future()
+        self.host, self.wait_s, self.future = host, wait_s, Future()
 
     def get_future(self) -> Future:  # type: ignore[override]
         return self.future
 
     def wait(self, timeout: object = None) -> bool:
-        time.sleep(self.wait_s)
+        if self.wait_s:
+            self.host.now += self.wait_s
+            self.future.over(None)
         return True
 
 
-def run(compute_s: float, wait_s: float) -> tuple[float, float]:
-    """(ms, exposed_ms) of a collective with `compute_s` seconds of computation between its start and the wait."""
-    meter = Meter()
-    work = Slow(wait_s)
+def run(wait_s: float) -> tuple[float, float]:
+    """(ms, exposed_ms) of a collective with 0.1 s of computation between its start and the wait. If `wait_s` is 0, it
+    ends after half of the computation."""
+    meter, host = Meter(), Host()
+    meter.clock, work = host, Slow(host, wait_s)
     started = AsyncCollective(Axis("dp", None, meter), "reduce-scatter", 7, (work,))
-    time.sleep(compute_s / 2)
+    host.now += 0.05
     if not wait_s:
         work.future.over(None)
-    time.sleep(compute_s / 2)
+    host.now += 0.05
     started.wait()
     lane = meter.readings.lanes["dp"]
     assert lane.bytes == 7
@@ -56,15 +67,11 @@ def run(compute_s: float, wait_s: float) -> tuple[float, float]:
 
 
 def test_a_collective_that_ends_before_the_wait_is_hidden() -> None:
-    ms, exposed = run(compute_s=0.1, wait_s=0.0)
-    assert exposed < 20
-    assert ms == pytest.approx(50, abs=25)  # the collective is complete after half of the computation
+    assert run(wait_s=0.0) == (pytest.approx(50), 0)
 
 
 def test_time_in_the_wait_is_exposed() -> None:
-    ms, exposed = run(compute_s=0.1, wait_s=0.05)
-    assert exposed == pytest.approx(50, abs=25)
-    assert ms == pytest.approx(150, abs=40)
+    assert run(wait_s=0.05) == (pytest.approx(150), pytest.approx(50))
 
 
 def test_without_work_the_wait_costs_nothing() -> None:
@@ -94,7 +101,7 @@ class Recorder:
                 recorder.waited += 1
                 return True
 
-        return Noted(0.0) if async_op else None
+        return Noted(Host(), 0.0) if async_op else None
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

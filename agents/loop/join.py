@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from agents.loop.coordinates import Axes, coordinates
@@ -17,6 +18,7 @@ from agents.rank.provenance import provenance
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.local_machine import this_host
+from agents.rundir.standard_streams import patiently
 
 log = logging.getLogger("agents")
 
@@ -80,11 +82,10 @@ def join(
     reached = None
     try:
         reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
-    except RunError:
-        if hub != "auto":
+    # Errors such as a full disk or a failed collective must not end the training program.
+    except Exception as error:
+        if isinstance(error, RunError) and hub != "auto":
             raise
-        log.exception("the run has no hub")
-    except Exception:  # errors such as a full disk or a failed collective must not end the training program
-        log.exception("the run has no hub")
+        patiently(partial(log.error, "the run has no hub", exc_info=error))
     sensors = Sensors(device, host=is_first_on_machine() and not forwards, process=not forwards)
     return Loop(hello, reached, agree, sensors, stack)

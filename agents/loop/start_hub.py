@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from agents.rundir.local_machine import this_host
 from agents.rundir.node_relay import LOCAL_RANK, through_relay
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in
+from agents.rundir.standard_streams import patiently
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
 
@@ -98,7 +100,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
     if this_host() == hosts[LEADER]:
         return Reach(address.ipc) if address.ipc else None
     if address.tcp is None:
-        log.warning("the hub runs on %s, and this rank cannot reach it: %s", hosts[LEADER], address.why)
+        text = "the hub runs on %s, and this rank cannot reach it: %s"
+        patiently(partial(log.warning, text, hosts[LEADER], address.why))
         return None
     return reach(address.tcp)
 

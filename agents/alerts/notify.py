@@ -17,7 +17,7 @@ from agents.rundir.alert_target import alert_target
 WAITING = 64  # maximum length of the queue; further alerts are not sent, but the log has all alerts
 COMMAND_S = 10.0
 POST_S = 5.0
-FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
+FLUSH_S = 4.0  # maximum time to send queued alerts when the hub ends
 
 
 def slack_message(run: str, alert: Alert) -> dict[str, str]:

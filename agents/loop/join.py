@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from agents.loop.coordinates import Axes, coordinates
@@ -17,6 +18,7 @@ from agents.rank.provenance import provenance
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.local_machine import process_start, this_host, this_machine
+from agents.rundir.standard_streams import patiently
 
 log = logging.getLogger("agents")
 
@@ -85,8 +87,8 @@ def join(
     except RunError as error:
         if hub != "auto":
             raise
-        log.warning("the run has no hub: %s", error)
-    except Exception:  # errors such as a full disk or a failed collective must not end the training program
-        log.exception("the run has no hub")
+        patiently(partial(log.warning, "the run has no hub: %s", error))
+    except Exception as error:  # noqa: BLE001 - a full disk or a failed collective must not end the program
+        patiently(partial(log.error, "the run has no hub", exc_info=error))
     sensors = Sensors(device, host=is_first_on_machine() and not forwards, process=not forwards)
     return Loop(hello, reached, agree, sensors, stack)

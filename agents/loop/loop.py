@@ -8,6 +8,7 @@ import atexit
 import logging
 import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError, action
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
+from agents.rundir.standard_streams import patiently
 from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
@@ -342,9 +344,15 @@ def check_sendable(message: Message) -> None:
 
 
 def _log_exception(text: str) -> None:
-    """Log the current exception; errors raised by the program's logging handlers are ignored."""
-    with suppress(Exception):
-        log.exception("%s", text)
+    """Log the current exception; errors raised by the program's logging handlers are ignored, and the program does not
+    wait for them."""
+    error = sys.exc_info()
+
+    def work() -> None:
+        with suppress(Exception):
+            log.error("%s", text, exc_info=error)
+
+    patiently(work)
 
 
 def _counted(number: object, following: int) -> int:

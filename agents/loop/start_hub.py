@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from agents.rundir.node_relay import LOCAL_RANK, through_relay
 from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError, folder_name, remove_unrecorded
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, socket_answers
+from agents.rundir.standard_streams import patiently
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
 
@@ -73,7 +75,7 @@ def _start(
     """
     folder = make_folder(None if new else folder, folder)
     check_unserved(folder)
-    if run_dir is None:
+    if new:
         stack.callback(remove_unrecorded, folder)
     own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
     tcp = listening(supervisor, folder) if supervisor and listen else None
@@ -119,7 +121,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, new: bool, rank: int, a
         return Reach(address.ipc)
     if address.tcp is None:
         if own.files != first.files:
-            log.warning("the hub runs on %s, and this rank cannot reach it: %s", first.host, address.why)
+            text = "the hub runs on %s, and this rank cannot reach it: %s"
+            patiently(partial(log.warning, text, first.host, address.why))
         return None
     return reach(address.tcp)
 

@@ -17,6 +17,7 @@ from agents.rundir.alert_target import alert_target
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import HUB_LOG, RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.rundir.standard_streams import say as say
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
 from agents.transport.curve_keys import find_key, key_folder
 from agents.transport.reach import Reach
@@ -25,20 +26,13 @@ from agents.transport.roles import Role
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # delay before the first restart; doubled at each further restart within a minute
 CLOSE_S = 6.0  # longer than a hub waits for the last messages of its ranks
-NOTIFY_S = 12.0  # added to `CLOSE_S` if the hub runs a notification command
+NOTIFY_S = 2.0  # added to `CLOSE_S` if the hub runs a notification command
 ON_ALERT = "COCKPIT_ON_ALERT"
 START_S = 20.0  # how long to wait for a hub to listen on TCP
 TICK_S = 0.5
 # Ends a supervised hub or relay. A supervised process ignores SIGTERM: schedulers such as Slurm send it to every
 # process of a job, but the hub must outlive the ranks to record their last steps.
 END_SIGNAL = signal.SIGUSR2
-
-
-def say(text: str) -> None:
-    """Write `text` to stderr unchanged; write errors are ignored."""
-    with suppress(OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 class HubSupervisor:

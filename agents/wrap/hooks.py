@@ -6,9 +6,10 @@ are removed; exceptions of the program propagate unchanged.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from agents.rundir import standard_streams
 
 Around = Callable[..., Any]
 
@@ -103,9 +104,5 @@ class Hooks:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, and ignore errors."""
-    try:
-        if sys.stderr is not None:
-            print(f"cockpit wrap: {text}", file=sys.stderr)  # noqa: T201
-    except (OSError, ValueError):
-        pass
+    """Print one line on stderr; ignore errors, and do not wait for its reader."""
+    standard_streams.say(f"cockpit wrap: {text}\n")

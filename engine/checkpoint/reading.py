@@ -77,17 +77,24 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def damage(folder: Path) -> str | None:
-    """One sentence that describes the damage to the checkpoint in `folder`, or None if the checkpoint is intact.
+def changed_files(folder: Path, sums: dict[str, int]) -> list[str]:
+    """The files in `folder` whose checksum is not that in `sums`, or which cannot be read.
 
-    Reads all files in several threads. `zlib.crc32` releases the GIL, so the threads run in parallel, and the disk is
+    Reads the files in several threads. `zlib.crc32` releases the GIL, so the threads run in parallel, and the disk is
     the bottleneck.
     """
-    manifest = read(folder).manifest
-    sums = manifest.sums
     with ThreadPoolExecutor() as readers:
         found = readers.map(lambda name: _checksum_or_none(folder / name), sums)
-        damaged = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
+        return [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
+
+
+def damage(
+    folder: Path, changed_files: Callable[[Path, dict[str, int]], list[str]] = changed_files
+) -> str | None:
+    """One sentence that describes the damage to the checkpoint in `folder`, or None if the checkpoint is intact. Reads
+    all files, or lets `changed_files` read them."""
+    manifest = read(folder).manifest
+    damaged = changed_files(folder, manifest.sums)
     if damaged:
         return f"{folder} is damaged: {damaged[0]} has changed since it was written"
     try:

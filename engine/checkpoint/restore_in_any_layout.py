@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from engine.checkpoint.manifest import Checkpoint
 from engine.checkpoint.state_tensors import State
-from engine.checkpoint.storage import Planner, Reader, first_line
+from engine.checkpoint.storage import FILES_TIMEOUT, Planner, Reader, first_line
 from engine.config.refusal import RefusedError
 from engine.parallel.local_shards import local_shard
 
@@ -30,7 +30,7 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
     Raises RefusedError on all ranks if the checkpoint cannot be read or belongs to another model.
     """
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=FILES_TIMEOUT)
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
     tensors = {
         name: tensor

@@ -23,7 +23,7 @@ from agents.protocol import Ack, Changes, clip
 from engine.checkpoint.host_copy import HostCopy
 from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from engine.checkpoint.state_tensors import State
-from engine.checkpoint.storage import Writer, first_line
+from engine.checkpoint.storage import FILES_TIMEOUT, Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.sections.run import CheckpointSettings as Settings
 
@@ -75,7 +75,7 @@ class Checkpoints:
         self._requested = False
         self._saved_at: int | None = None  # number of completed steps when the newest save started
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=FILES_TIMEOUT)
         self._copied: tuple[dict[str, Tensor], Manifest] | None = None
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ from engine.config.refusal import RefusedError
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# For groups in which ranks wait for the files of other ranks. A slow disk may need hours; a rank that has died closes
+# its connections, so nobody waits for it.
+FILES_TIMEOUT = timedelta(hours=24)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ in this process."""
 import os
 import signal
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from agents.rundir.run_folder import make_folder, stamped
 from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import lock_folder
 from engine.checkpoint.manifest import checkpoints_folder
-from engine.checkpoint.reading import damage
+from engine.checkpoint.reading import changed_files, damage
 from engine.checkpoint.resume_point import Start as Resumed
 from engine.checkpoint.resume_point import find_start, folder_of_job, is_restart, number_of_job, start_time
 from engine.collectives.measured import chosen_all_reduces
@@ -29,6 +29,7 @@ from engine.data.mixture import Text
 from engine.data.prompt import sample_prompt
 from engine.launch.processes.imports import without_collections
 from engine.launch.processes.local_ranks import launch
+from engine.launch.processes.preparation import Preparation
 from engine.launch.processes.torchrun import context_from_environment, join
 from engine.launch.restarts.decision import Attempt, Restarts
 from engine.launch.restarts.restart import Restart, Restarted
@@ -115,10 +116,6 @@ def run_layout(
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     check_own_model(layout)
-    corpus = read_text(layout)
-    # Refuse a mistake in [validation] and [sample] before a folder is created.
-    validation_text(layout)
-    sample_prompt(layout)
     named = stamped(Path(layout.run.dir), layout.run.name, start_time(os.environ, os.getppid()))
     try:
         context = context_from_environment(named)
@@ -129,60 +126,68 @@ def run_layout(
     if context and leads:
         number = number_of_job(os.environ, os.getppid())
         named = folder_of_job(named, number, again)
-    if layout.run.collectives and leads:
-        # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
-        chosen_all_reduces(layout.run.collectives)
-    # Rank 0 reads the content of the checkpoint only once, and the other ranks do not read it.
-    find = partial(
-        find_start,
-        layout,
-        resume,
-        named=named,
-        restarted=again,
-        fixed=fixed,
-        data=corpus.digest,
-        damage=cache(damage) if leads else nothing,
-    )
-    # Print the warnings only after the folders are locked: until then, another run may save and remove checkpoints
-    # there.
-    warnings: list[str] = []
-    try:
-        start = find(run_dir, warn=warnings.append)
-    except LayoutError:
-        say("".join(f"{line}\n" for line in warnings))
-        raise
-    named_hub(hub, start.run_dir or named, listen)  # refuse invalid values before a folder is created
-    if context:
-        context = replace(context, run_dir=start.run_dir or named)
     grid = layout.ranks
     if context and context.world != grid.world:
         raise LayoutError(
             f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal numbers"
         )
-    if context is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
-        raise LayoutError(refusal)
-    folder = context.run_dir if context else start.run_dir or named
-    if leads:
-        beside = Path(layout.checkpoint.dir) if layout.checkpoint.dir else None
-        if beside:
-            make_folder(beside, named, "the folder of checkpoints")
-        # Only ranks that were started again may find their folder under the name of a new run.
-        known = named if context and again and named.is_dir() else None
-        folder = make_folder(start.run_dir or known, named, beside=beside, number=number)
-    if context:
-        context = replace(context, run_dir=folder)
-    checkpoints_dir = checkpoints_folder(layout, folder)
+    if layout.run.collectives and leads:
+        # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
+        chosen_all_reduces(layout.run.collectives)
     with ExitStack() as locks:
-        for own_dir in (folder, checkpoints_dir) if leads else ():
-            locks.enter_context(lock_folder(own_dir, warn=lambda why: say(f"{why}\n")))
-        if leads and start.run_dir:
-            # Search again: another run may have saved a checkpoint while this run waited for the lock.
-            warnings.clear()
-            start = find(start.run_dir, warn=warnings.append)
-        if leads:
-            on_folder(folder)
-            say("".join(f"{line}\n" for line in (*warnings, *advice(layout))))
-            write_layout(layout, folder)
+        # Reading data and checkpoints may take any time; ranks of torchrun or Slurm wait for each other meanwhile.
+        with Preparation(context) if context else nullcontext() as preparation:
+            corpus, validation_corpus = read_text(layout), validation_text(layout)
+            digests = [text.digest for text in (corpus, validation_corpus) if text]
+            sample_prompt(layout)  # refuse a mistake in [sample] before a folder is created
+            changed = preparation.changed_files if preparation else changed_files
+            find = partial(
+                find_start,
+                layout,
+                resume,
+                named=named,
+                restarted=again,
+                fixed=fixed,
+                data=digests[0],
+                # The content of a checkpoint is read once; under torchrun or Slurm, each rank reads a share of it.
+                damage=cache(partial(damage, changed_files=changed)) if leads else nothing,
+            )
+            # Print the warnings only after the folders are locked: until then, another run may save and remove
+            # checkpoints there.
+            warnings: list[str] = []
+            try:
+                start = find(run_dir, warn=warnings.append)
+            except LayoutError:
+                say("".join(f"{line}\n" for line in warnings))
+                raise
+            named_hub(hub, start.run_dir or named, listen)  # refuse invalid values before a folder is created
+            if context:
+                context = replace(context, run_dir=start.run_dir or named)
+            if context is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
+                raise LayoutError(refusal)
+            folder = context.run_dir if context else start.run_dir or named
+            if leads:
+                beside = Path(layout.checkpoint.dir) if layout.checkpoint.dir else None
+                if beside:
+                    make_folder(beside, named, "the folder of checkpoints")
+                # Only ranks that were started again may find their folder under the name of a new run.
+                known = named if context and again and named.is_dir() else None
+                folder = make_folder(start.run_dir or known, named, beside=beside, number=number)
+            if context:
+                context = replace(context, run_dir=folder)
+            checkpoints_dir = checkpoints_folder(layout, folder)
+            for own_dir in (folder, checkpoints_dir) if leads else ():
+                locks.enter_context(lock_folder(own_dir, warn=lambda why: say(f"{why}\n")))
+            if leads and start.run_dir:
+                # Search again: another run may have saved a checkpoint while this run waited for the lock.
+                warnings.clear()
+                start = find(start.run_dir, warn=warnings.append)
+            if leads:
+                on_folder(folder)
+                say("".join(f"{line}\n" for line in (*warnings, *advice(layout))))
+                write_layout(layout, folder)
+            if preparation:
+                preparation.meet()
 
         def work_of(attempt: Attempt, supervised: bool = True) -> Work:
             return partial(
@@ -190,6 +195,7 @@ def run_layout(
                 attempt=attempt,
                 supervised=supervised,
                 corpus=corpus,
+                validation_corpus=validation_corpus,
                 checkpoints_dir=checkpoints_dir,
                 device=device,
                 callbacks=Callbacks(
@@ -209,7 +215,7 @@ def run_layout(
                 restarted=True,
                 fixed=[*fixed, *moved],
                 warn=lambda why: say(f"{why}\n"),
-                data=corpus.digest,
+                data=digests[0],
             )
 
         def begin_again(attempt: Attempt) -> None:
@@ -271,6 +277,7 @@ def _work(
     attempt: Attempt,
     supervised: bool,
     corpus: Text,
+    validation_corpus: Text | None,
     checkpoints_dir: Path,
     device: str,
     callbacks: Callbacks,
@@ -286,6 +293,7 @@ def _work(
         context,
         attempt.resumed.layout,
         corpus,
+        validation_corpus,
         callbacks.on_step,
         callbacks.on_summary,
         callbacks.on_checkpoint,

@@ -35,6 +35,7 @@ class Trainer:
       `stop`.
     - `stop_requested`, `save_requested`: polled at each step; only the result on rank 0 has an effect. A requested
       stop also requests a checkpoint.
+    - `corpus`, `validation_corpus`: the training text and the validation text; None: the trainer reads them.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
@@ -58,6 +59,7 @@ class Trainer:
         on_sample: Callable[[TextSample], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Text | None = None,
+        validation_corpus: Text | None = None,
         checkpoints_dir: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
@@ -76,7 +78,7 @@ class Trainer:
         oversubscribed = (local_world or layout.ranks.world) > usable_cores()
 
         self.computation = Computation(layout, meter, agent, corpus)
-        self.validation = Validation(layout, self.computation, meter)
+        self.validation = Validation(layout, self.computation, meter, validation_corpus)
         self.text_samples = TextSamples(layout, self.computation, meter, agent, on_sample)
         self.saving = Saving(
             layout,

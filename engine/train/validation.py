@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.config.layout import Layout
+from engine.data.mixture import Text
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.sharding.forward_only import ForwardOnly
@@ -19,14 +20,14 @@ from engine.train.evaluation import evaluation
 
 class Validation:
     """Measures the validation loss, each time on the same sequences. The constructor is collective: it checks that all
-    ranks have read the same validation text."""
+    ranks have read the same validation text. `text`: the validation text; None: it is read here."""
 
-    def __init__(self, layout: Layout, computation: Computation, meter: Meter):
+    def __init__(self, layout: Layout, computation: Computation, meter: Meter, text: Text | None = None):
         self._layout, self._computation, self._meter = layout, computation, meter
         self._world = world = computation.world
         self._every = layout.validation.every
         self._forward = ForwardOnly(layout, computation.stages, world)
-        text = validation_text(layout)
+        text = text or validation_text(layout)
         if text is None:
             return
         check_same_corpus(text, layout.validation.source, world.control)

@@ -8,7 +8,6 @@ state on disk: after a restart, it asks its ranks for their hello messages again
 import contextlib
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from agents.protocol import (
     codec,
 )
 from agents.rundir.local_machine import process_start, process_state, this_host
+from agents.rundir.standard_streams import say
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
@@ -150,9 +150,7 @@ class Node:
     def _report_refusal(self) -> None:
         why = self._refusal_text
         if why:
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"the relay on {self._introduction.host}: {protocol.clean(why)}\n")
-                sys.stderr.flush()
+            say(f"the relay on {self._introduction.host}: {protocol.clean(why)}\n")
             self._send_to(self._peers([]), Refused(protocol.clip(why)))
 
     def _any_rank(self) -> str:

@@ -1,6 +1,5 @@
 """Publishes the detectors' alerts to the clients, the run's log and the notifier."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -11,6 +10,7 @@ from agents.alerts.notify import Notifier
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import ALERT, Alert, Event, Facts, clip
+from agents.rundir.standard_streams import say
 
 STALL = "stall"  # name of the alert for a run that is stuck
 LONGEST_NAME = 64  # maximum length of a fact's name
@@ -74,7 +74,7 @@ class Alerts:
         connected any more.
         """
         for problem in self._notifier.close() if self._notifier else ():
-            sys.stderr.write(f"{problem}\n")
+            say(f"{problem}\n")
 
     def _log(self, level: Literal["info", "warning", "error"], text: str, facts: Facts | None = None) -> None:
         self._update_log.publish(Event(time.time(), level, "hub", text, facts or {}))

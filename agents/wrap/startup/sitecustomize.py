@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import select
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -89,7 +90,9 @@ def _missing() -> str:
 
 
 def _say(why: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0" and sys.stderr is not None:
+    if os.environ.get("LOCAL_RANK", "0") != "0" or sys.stderr is None:
+        return
+    if select.select([], [sys.stderr], [], 2.0)[1]:  # the program must not wait for the reader of this line
         print(f"cockpit wrap: the program runs without the cockpit: {why}", file=sys.stderr)  # noqa: T201
 
 

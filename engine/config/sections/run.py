@@ -32,7 +32,7 @@ class CheckpointSettings(Struct, frozen=True):
     every: Annotated[
         Natural,
         "steps between checkpoints; if not 0, one is also saved at the end of the run and at a stop; 0: "
-        "only on request",
+        "only on request and when a signal stops the run",
     ] = 0
     while_saving: Annotated[
         Literal["wait", "skip"],

@@ -47,16 +47,20 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SI
 
 
 class StandardStream(io.FileIO):
-    """A standard stream that ignores failed writes."""
+    """A standard stream that ignores failed writes. The first failed write to standard output is reported on stderr."""
 
     def __init__(self, descriptor: int):
         super().__init__(descriptor, "w", closefd=False)
+        self._failed = False
 
     def write(self, data: "Buffer") -> int:
         view = memoryview(data).cast("B")
         try:
             return super().write(view)
-        except OSError:
+        except OSError as error:
+            if self.fileno() == STDOUT and not self._failed:
+                say(_failure(error, None))
+            self._failed = True
             return len(view)
 
 
@@ -160,6 +164,12 @@ class StandardOutput:
         if select.select([self._control], [], [], within_s)[0]:
             with suppress(OSError):
                 self._control.recv(1)
+
+
+def _failure(error: OSError, log: str | None) -> str:
+    why = "its reader has closed it" if isinstance(error, BrokenPipeError) else error.strerror
+    instead = f"; {log} has the remaining output" if log else ""
+    return f"cannot write to standard output: {why}; the run continues without it{instead}\n"
 
 
 def _loss(name: str, log: Path | None) -> str:
@@ -286,9 +296,7 @@ class Relay:
 
         def report(error: OSError) -> None:
             if number == STDOUT:
-                why = "its reader has closed it" if isinstance(error, BrokenPipeError) else error.strerror
-                instead = f"; {self._log_path} has the remaining output" if self._log_path else ""
-                self._say(f"cannot write to standard output: {why}; the run continues without it{instead}\n")
+                self._say(_failure(error, self._log_path))
 
         return report
 

@@ -1,6 +1,7 @@
 """Saving and resuming: with another layout, after kills, after knob changes, and with the command `engine run`."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -337,3 +338,41 @@ def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("slow_rank", ["0", "1"])
+def test_a_rank_that_reads_slowly_does_not_end_the_start(tmp_path: Path, slow_rank: str) -> None:
+    """Under torchrun, the ranks wait for a rank that reads its data and its share of the checkpoint for longer than
+    the time-out of the store. The newest checkpoint is damaged in the share of rank 1."""
+    layout = [*SMALLER, "--run-dir", str(tmp_path / "run")]
+    begun = run(*engine(DEMO, *layout, "train.steps=4"), timeout=120)
+    assert begun.returncode == 0, begun.stderr
+    newest = tmp_path / "run/checkpoints/step-4/rank-1.bin"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\0")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "tests.ranks.launch.delayed", "run", DEMO, *layout, "--resume"]
+    done = run(*words, "train.steps=6", environ=os.environ | {"SLOW_RANK": slow_rank}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"skipped a checkpoint: {newest.parent} is damaged: rank-1.bin has changed" in done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [event["step"] for event in events if event["event"] == "step"] == [2, 3, 4, 5]
+
+
+def test_the_step_before_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
+    """A rank is killed in the step after a checkpoint. The step before it, which is not trained again, has its line
+    and its validation loss, also in the recording."""
+    folder = tmp_path / "run"
+    module = ["-m", "tests.ranks.checkpoint.killed_after_save", str(folder / "checkpoints")]
+    words = [*module, "run", DEMO, *SMALLER, "checkpoint.every=3", "train.steps=5", "elastic.restarts=1"]
+    words += ["validation.every=3", "validation.source=stdlib", "validation.sequences=8", "model.layers=1"]
+    done = run(*words, "--hub", "auto", "--run-dir", str(folder), timeout=120)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["lost_steps"] for event in events if event["event"] == "restart"] == [0]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
+    assert [step["step"] for step in steps if step["validation_loss"] is not None] == [2, 4]
+    export = [sys.executable, "-m", "cockpit", "export", str(folder), "--format", "ndjson"]
+    recorded = map(json.loads, run_command(export).stdout.splitlines())
+    assert {2, 4} <= {one["step"] for one in recorded if one.get("validation_loss") is not None}

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def test_a_save_that_finishes_during_take_finished_is_reported_later(
     checkpoints.wait()
     assert [saved.step for saved in checkpoints.take_finished()] == [1]
     assert not checkpoints.take_finished()
+
+
+def test_a_rank_may_write_its_files_for_hours(checkpoints: saving.Checkpoints) -> None:
+    """The other ranks wait for it in collectives of this group; torch's default is 30 minutes."""
+    backend = checkpoints._group._get_backend(torch.device("cpu"))
+    assert backend.options._timeout >= timedelta(hours=12)
 
 
 def test_a_dtensor_whose_shard_is_part_of_a_buffer_is_copied(group: None) -> None:

@@ -129,9 +129,10 @@ def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
         parts.append((layers.kept(layer), times))
     if stage == job.stages - 1:
-        # Each prediction of a further token (MTP) runs a layer on the joined state and embedding, and then the head.
+        # Each prediction of a further token (MTP) joins state and embedding, then runs a layer and the head.
         parts.append((_by_kind(lists.saved_of_head(job)), 1 + model.mtp_layers))
         parts.append((layers.kept(model.layers[-1]), model.mtp_layers))
+        parts.append((_by_kind(lists.saved_of_prediction(job)), model.mtp_layers))
     total: dict[str, float] = defaultdict(float)
     for part, times in parts:
         for kind, size in part.items():

@@ -164,7 +164,9 @@ class PlannedEffect:
         sequences = float(self._layout.train.global_batch)
 
         def most(values: Values) -> int:
-            return expert_capacity(float(str(values["capacity_factor"])), model.seq_len, moe.top_k, moe.experts)
+            return expert_capacity(
+                float(str(values["capacity_factor"])), model.seq_len, moe.top_k, moe.experts
+            )
 
         def drops(overdispersion: float) -> float:
             return expected_drops(loads, sequences, most(after), overdispersion, model.seq_len)

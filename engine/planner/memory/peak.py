@@ -198,7 +198,8 @@ def _moments(
     if state.pending:  # reductions run at the same time as the backward pass
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
-    released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
+    of_head = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job))
+    released = of_head * (1 + job.model.mtp_layers) if head else 0.0
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
     for unit in filter(None, map(layers.reduction, own)):
@@ -240,5 +241,6 @@ def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, 
         if stage < end:
             buffers += one * (job.micro_batches + times)
         else:
-            logits = sizes.tokens * job.model.vocab / sizes.tp * sizes.stream * times
+            of_all = (1 + job.model.mtp_layers) * sizes.tokens * job.model.vocab / sizes.tp
+            logits = of_all * sizes.stream * times
     return buffers, logits

@@ -45,6 +45,7 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     started, received = axis.start_row_exchange(rows)
     yield started
     sums = decode(received, c, x.dtype).sum(0)
+    del started, received
     own = encode(sums.unsqueeze(0))
     gathered = own.new_empty(P * own.shape[1])
     yield axis.start_all_gather(gathered, own.flatten())

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from engine.config.compression import METHODS, CompressionValues, Method
 from engine.metering.meter import Meter
 from engine.parallel.collectives import AsyncCollective, Axis
+from engine.planner.workload.communication.compressed_gradients import held_copies
 from engine.sharding.compression.reductions import Compression, Segment
 from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
+from tests.ranks.memory import live_storages
 from tests.ranks.memory.live_storages import LiveStorages
 
 
@@ -161,6 +163,30 @@ def test_temporaries_of_compressed_sums_do_not_grow_with_the_units(method: Metho
     grown = {after - before for start in (2, 3) for before, after in pairwise(held[start::2])}
     factor = sum(factor.nbytes for factor in compression._new_factors.values()) // 8
     assert grown == {2 * (4 * n + factor)}
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "none"])
+@pytest.mark.parametrize("ratio", [0.01, 0.1])
+def test_planner_knows_what_a_compressed_sum_holds(
+    method: Method, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_storages, "LOOK", 1)
+    axis, n = InBackground(), 400 * 256
+    values = CompressionValues(method, ratio=ratio, min_elements=1)
+    compression = Compression(axis)
+    compression.begin(0, values, 1.0)
+    segment = Segment(torch.nn.Parameter(torch.empty(400, 256, device="meta")), "w", 0, (400, 256))
+    with LiveStorages() as live:
+        flat = torch.randn(n)
+        before, waiting = live.now(), 0
+        running = compression.start(0, [segment], flat)
+        while True:
+            waiting = live.now() - before
+            if running.advance():
+                break
+    planned_waiting, planned_peak = held_copies(values, 2)
+    assert waiting / flat.nbytes == pytest.approx(planned_waiting, abs=0.07)
+    assert (live.peak - before) / flat.nbytes == pytest.approx(planned_peak, abs=0.3)
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Counts a model's parameters from its sizes, such as `d_model` and the number of layers. Torch-free. The counts are
 closed-form expressions, so they are as fast to compute for a huge model as for a small one."""
 
+from math import ceil
+
 from engine.config.sections.model import Model
 
 
@@ -40,6 +42,13 @@ def attention_matrices(model: Model) -> int:
     into_queries = q_rank * (D + queries) if q_rank else D * queries
     keys = D * (kv_rank + rope) + kv_rank * model.heads * (nope + v)
     return into_queries + keys + model.heads * v * D
+
+
+def expert_capacity(factor: float, seq_len: int, top_k: int, experts: int) -> int:
+    """Maximum number of (token, expert) pairs that one expert processes per sequence of `seq_len` tokens: `factor`
+    times the mean number of pairs of an expert, rounded up (Switch Transformer, arXiv 2101.03961, section 2.2), but at
+    most all tokens, because an expert never gets a token twice."""
+    return min(seq_len, ceil(factor * seq_len * top_k / experts))
 
 
 def mean_keys(seq_len: int, window: int | None = None) -> float:

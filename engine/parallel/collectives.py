@@ -324,7 +324,7 @@ class Axis:
         )
         return started, received
 
-    def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
+    def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = False) -> AsyncCollective:
         """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. With NCCL and
         without `async_op`, the current stream waits for `out` immediately; gloo is asynchronous in either case."""
         sent = (self.size - 1) * x.nbytes
@@ -339,7 +339,7 @@ class Axis:
             all_gather_single(out, x, group=self.group)
         return AsyncCollective(self, "all-gather", sent, ())
 
-    def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
+    def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = False) -> AsyncCollective:
         """Start a reduce-scatter, which sums `x` [P n] over the ranks and writes this rank's part of the sum to `out`
         [n]. `out` is complete after the wait. With NCCL and without `async_op`, the current stream waits for `out`
         immediately; gloo is asynchronous in either case."""

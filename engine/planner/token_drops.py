@@ -1,10 +1,10 @@
 """Predicts how many (token, expert) pairs a capacity limit drops, from the measured load of the experts.
 
-A capacity factor f limits an expert to c = ceil(f S K / E) (token, expert) pairs per sequence of S tokens, where each
-token chooses K of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each
-expert summed over all sequences of a step. The number of tokens of a sequence that are routed to one expert is assumed
-to be normally distributed around its mean over the sequences. The standard deviation is `overdispersion` times the
-value for tokens that choose independently, because tokens of one sequence tend to choose the same experts.
+A capacity limits the number of pairs of an expert per sequence (`engine.config.sizes.expert_capacity`). A run reports
+only the load of each expert summed over all sequences of a step. The number of tokens of a sequence that are routed to
+one expert is assumed to be normally distributed around its mean over the sequences. The standard deviation is
+`overdispersion` times the value for tokens that choose independently, because tokens of one sequence tend to choose the
+same experts.
 """
 
 import math
@@ -17,11 +17,6 @@ Without a measurement, the overdispersion is assumed to be between these values.
 """
 
 _NORMAL = NormalDist()
-
-
-def capacity(factor: float, seq_len: int, top_k: int, experts: int) -> int:
-    """Maximum number of (token, expert) pairs that one expert processes per sequence."""
-    return min(seq_len, math.ceil(factor * seq_len * top_k / experts))
 
 
 def expected_drops(

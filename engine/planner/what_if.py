@@ -17,6 +17,7 @@ from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.timing.measured import with_chosen
 from engine.planner.timing.predict import predict
+from engine.planner.timing.release import release as known_release
 from engine.planner.timing.release import releases
 from engine.planner.timing.step import Prediction
 from engine.planner.workload.communication.traffic import traffic
@@ -105,7 +106,8 @@ def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | 
             f"{', '.join(hardware.device.peak)}"
         )
     time = predict(job, hardware, release) if hardware else None
-    return WhatIf(job, plan_memory(job, hardware), time.bytes if time else traffic(job), hardware, time)
+    sent = traffic(job, gradient_bytes=known_release(release).gradient_bytes)
+    return WhatIf(job, plan_memory(job, hardware), sent, hardware, time)
 
 
 def assumed_hardware(layout: Layout) -> Hardware | None:

@@ -23,6 +23,9 @@ from engine.sharding.compression.reductions import Compression, Running, Segment
 from engine.sharding.cuda_streams import WriteEvent, keep_for_current_stream, mark_write, wait_for_write
 from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
+# Number of compressed sums that run at the same time. Each holds a copy of its unit's gradient, and its messages.
+COMPRESSED_AT_ONCE = 2
+
 
 class FsdpUnit:
     """An FSDP unit: modules whose parameters FSDP2 gathers together, and whose gradients it reduces together, over one
@@ -162,6 +165,9 @@ class GradientReductions:
         if reduce_scatter:
             self._to_await.append(reduce_scatter)
         elif self._replicas.size > 1:
+            if self._compression.values.method != "none":
+                while len(self._over_replicas) >= COMPRESSED_AT_ONCE:
+                    self._advance()
             self._over_replicas.append(self._compression.start(unit.number, unit.segments, output))
 
     def complete(self) -> None:
@@ -171,10 +177,13 @@ class GradientReductions:
         for started in self._to_await:
             started.wait()
         self._to_await.clear()
-        # A compressed sum takes several collectives. The collectives of the units alternate, in the same order on all
-        # ranks.
         while self._over_replicas:
-            self._over_replicas = [running for running in self._over_replicas if not running.advance()]
+            self._advance()
+
+    def _advance(self) -> None:
+        """Wait for the current collective of each sum over the replicas, and start its next one. A compressed sum takes
+        several collectives. The collectives of the units alternate, in the same order on all ranks."""
+        self._over_replicas = [running for running in self._over_replicas if not running.advance()]
 
 
 def param_groups(module: FSDPModule) -> Sequence[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.sections.model import Moe
+from engine.config.sizes import expert_capacity
 from engine.planner.expert_placement import Map
 from engine.simulate.scenario import Collapse, Scenario, Skew
 
@@ -64,7 +65,8 @@ class Router:
         tokens = layout.train.global_batch * layout.model.seq_len
         rng = np.random.default_rng([self._seed, 3, step])
         if moe.router == "expert_choice":
-            return self._even(int(tokens * moe.top_k * (values.capacity_factor or 1.0)))
+            limit = self._capacity(values.capacity_factor or 1.0)
+            return self._even(layout.train.global_batch * moe.experts * limit)
         self._drift(rng, values)
         shares = self._shares(step)
         counts = rng.multinomial(tokens * moe.top_k, shares)
@@ -117,13 +119,16 @@ class Router:
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k
-        limit = math.ceil(factor * pairs / self._moe.experts)
+        limit = self._capacity(factor)
         mean = shares * pairs
         deviation = np.sqrt(mean * (1.0 - shares) + (UNEVEN * mean) ** 2) + 1e-9
         z = (limit - mean) / deviation
         excess = np.where(z < _Z[0], mean - limit, deviation * np.interp(z, _Z, _EXCESS))
         dropped = np.rint(counts * np.clip(excess / np.maximum(mean, 1e-9), 0.0, 1.0))
         return dropped.astype(np.int64)
+
+    def _capacity(self, factor: float) -> int:
+        return expert_capacity(factor, self._layout.model.seq_len, self._moe.top_k, self._moe.experts)
 
     def _even(self, pairs: int) -> Routed:
         """The routing under expert choice: all experts have the same load and no token is dropped."""

@@ -16,6 +16,7 @@ from agents.protocol import Estimate
 from engine.config.knob_values import with_knobs
 from engine.config.layout import Layout
 from engine.config.relayout import KEYS, KNOB, layout_text, relaid
+from engine.config.sizes import expert_capacity
 from engine.control.preview.measured_steps import Steps, Values
 from engine.planner.hardware.cpu import CPU_CORE
 from engine.planner.hardware.description import Hardware
@@ -27,7 +28,6 @@ from engine.planner.timing.step import Prediction
 from engine.planner.token_drops import (
     ALIKE,
     INDEPENDENT,
-    capacity,
     expected_drops,
     matching_overdispersion,
 )
@@ -164,7 +164,9 @@ class PlannedEffect:
         sequences = float(self._layout.train.global_batch)
 
         def most(values: Values) -> int:
-            return capacity(float(str(values["capacity_factor"])), model.seq_len, moe.top_k, moe.experts)
+            return expert_capacity(
+                float(str(values["capacity_factor"])), model.seq_len, moe.top_k, moe.experts
+            )
 
         def drops(overdispersion: float) -> float:
             return expected_drops(loads, sequences, most(after), overdispersion, model.seq_len)

@@ -19,10 +19,11 @@ from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
 from engine.config.sections.model import Moe
+from engine.config.sizes import expert_capacity
 from engine.kernels.precision import at_least_fp32
 from engine.kernels.softmax import softmax
 from engine.model.moe.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
-from engine.model.moe.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
+from engine.model.moe.token_dropping import WITHIN_CAPACITY, among_highest, highest, in_half
 from engine.parallel.parameters import ParameterFactory
 
 
@@ -98,6 +99,9 @@ class Router(nn.Module, ABC):
         if self.bias is not None:
             self.bias.copy_(updated_bias(self.bias, load_E, self.knob_values.bias_rate))
 
+    def _capacity(self, factor: float, whole: int) -> int:
+        return expert_capacity(factor, whole, self.moe.top_k, self.moe.experts)
+
     def _whole(self, x_BSE: Tensor) -> int:
         return x_BSE.shape[1] * self.slices.count
 
@@ -117,7 +121,7 @@ class TokenChoice(Router):
         whole, keep_TK, total_BE, most = self._whole(scores_BSE), None, None, None
         dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
         if self.knob_values.capacity_factor is not None:
-            capacity = expert_capacity(self.moe, self.knob_values.capacity_factor, whole)
+            capacity = self._capacity(self.knob_values.capacity_factor, whole)
             within_BSE, total_BE = WITHIN_CAPACITY[self.moe.drop](
                 self.slices, chosen_BSE, scores_BSE, capacity
             )
@@ -174,7 +178,7 @@ class ExpertChoice(Router):
     def choose(self, scores_BSE: Tensor) -> Choice:
         B, S, E = scores_BSE.shape
         factor = self.knob_values.capacity_factor
-        capacity = expert_capacity(self.moe, 1.0 if factor is None else factor, self._whole(scores_BSE))
+        capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
         taken_BSE = self.slices.own_slice(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
         all_experts_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
         no_drops = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)

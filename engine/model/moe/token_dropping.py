@@ -9,16 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.config.sections.model import Moe
 from engine.parallel.context.sequence_split import SequenceSlices
-
-
-def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """The capacity of one expert: the maximum number of tokens of a sequence that the expert processes. `whole` is the
-    number of tokens in the sequence. The capacity is `factor` times the mean number of tokens per expert, rounded up,
-    or `whole` if that is less, because an expert never gets a token twice.
-    """
-    return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
 def highest(x: Tensor, k: int) -> Tensor:

@@ -73,7 +73,7 @@ class SequenceSlices:
         shape, gathered, started = counts.shape, counts, None
         if self.count > 1:
             gathered = counts.new_empty(self.count, *shape)
-            started = self._axis.start_all_gather(gathered.flatten(), counts.flatten())
+            started = self._axis.start_all_gather(gathered.flatten(), counts.flatten(), True)
         found: Tensor | None = None
 
         def totals() -> Tensor:

@@ -5,18 +5,22 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Above0 = Annotated[float, Meta(gt=0, le=1e18)]
+# The bounds are far from all machines, and so near that no time, ratio or power of one overflows.
+Size = Annotated[float, Meta(ge=1, le=1e18)]  # bytes, bytes/s or FLOP/s
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=1e-6, le=1)]
+Ratio = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Count = Annotated[int, Meta(ge=1, le=2**53)]
+AtLeast2 = Annotated[int, Meta(ge=2, le=2**53)]
 
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):
     """One accelerator, or one rank's share of a machine's CPU cores and memory. `peak`: dense FLOP/s by the precision
     of a matmul."""
 
-    memory_bytes: Above0
-    memory_bandwidth: Above0  # bytes/s
-    peak: dict[str, Above0]
+    memory_bytes: Size
+    memory_bandwidth: Size  # bytes/s
+    peak: dict[str, Size]
     source: str
 
 
@@ -25,9 +29,9 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
     ranks that these links connect; None: any number."""
 
     name: str
-    ranks: Annotated[int, Meta(ge=2)] | None
+    ranks: AtLeast2 | None
     latency: AtLeast0  # seconds per message
-    bandwidth: Above0  # bytes/s that a rank can send while it receives at the same rate
+    bandwidth: Size  # bytes/s that a rank can send while it receives at the same rate
     source: str
 
 
@@ -42,7 +46,7 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
     link: Share = 0.8  # share of the link bandwidth that large collectives reach
     operation: AtLeast0 = 5e-6  # minimum seconds of an operation
     # By kind of model: interval of the ratio of measured to predicted time.
-    spread: dict[str, tuple[Above0, Above0]] = {}
+    spread: dict[str, tuple[Ratio, Ratio]] = {}
     group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped matmul
 
 
@@ -54,30 +58,30 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
     axis: str
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send, ring
     algorithm: str
-    ranks: Annotated[int, Meta(ge=2)]
-    stride: Annotated[int, Meta(ge=1)] = 1
+    ranks: AtLeast2
+    stride: Count = 1
     latency: AtLeast0  # seconds
     per_byte: AtLeast0  # seconds
     # Largest buffer for which the engine uses the algorithm; None: no limit.
-    most_bytes: Annotated[int, Meta(ge=1)] | None = None
+    most_bytes: Count | None = None
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
     # For the hierarchical algorithm: number of ranks of a node.
-    node: Annotated[int, Meta(ge=1)] | None = None
+    node: Count | None = None
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The measurements of `engine probe`, and the conditions under which they were made. All ranks measure at the same
     time, so with more ranks than `cores` each measured time includes waiting for a core."""
 
-    ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe
+    ranks: Count  # number of ranks of the probe
     # Cores that the ranks of a machine share; None: each rank has its own GPU.
-    cores: Annotated[int, Meta(ge=1)] | None = None
-    local_ranks: Annotated[int, Meta(ge=1)] = 1  # number of ranks on a machine
+    cores: Count | None = None
+    local_ranks: Count = 1  # number of ranks on a machine
     backend: str = "gloo"
     precision: str = "fp32"
     oversubscribed: bool = False  # whether a machine has more ranks than cores
     operation_cpu: AtLeast0 = 0.0  # CPU seconds that the host takes to dispatch an operation
-    pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s; 0: the memory bandwidth
+    pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s, at least 1; 0: the memory bandwidth
     collectives: tuple[MeasuredCollective, ...] = ()
     algorithms: tuple[MeasuredCollective, ...] = ()  # of `engine collectives`: one row for each algorithm
 

@@ -6,14 +6,14 @@ import tomllib
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from agents.rundir.bounded_read import read_ordinary
 from engine.config.refusal import RefusedError, shown
-from engine.planner.hardware.description import Above0, AtLeast0, Device, Hardware, Link
+from engine.planner.hardware.description import AtLeast0, AtLeast2, Device, Hardware, Link, Size
 from engine.planner.hardware.efficiency import efficiencies
 
 MOST_BYTES = 2**20  # maximum size of a hardware file
@@ -24,17 +24,17 @@ class HardwareError(RefusedError):
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True):
-    memory_gib: Above0
-    memory_bandwidth: Above0
-    peak: dict[str, Above0]
+    memory_gib: Size
+    memory_bandwidth: Size
+    peak: dict[str, Size]
     source: str
 
 
 class _Link(Struct, frozen=True, forbid_unknown_fields=True):
     latency: AtLeast0
-    bandwidth: Above0
+    bandwidth: Size
     source: str
-    ranks: Annotated[int, Meta(ge=2)] | None = None
+    ranks: AtLeast2 | None = None
 
 
 class _Machine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,6 +113,11 @@ def load(path: str | Path) -> Hardware:
                 f"the hardware file {path} is not legal: efficiency.spread.{shown(kind)} = [{low:g}, {high:g}]; legal: "
                 "the lower end first"
             )
+    if found.measured and 0 < found.measured.pointwise < 1:
+        raise HardwareError(
+            f"the hardware file {path} is not legal: measured.pointwise = {found.measured.pointwise:g}; legal: 0 (the "
+            "memory bandwidth), or 1 to 1e18 bytes/s"
+        )
     if not found.device.peak:
         raise HardwareError(
             f"the hardware file {path} has no rate in device.peak; legal: at least one, such as bf16 = 3e14"

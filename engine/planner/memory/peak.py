@@ -129,9 +129,10 @@ def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
         parts.append((layers.kept(layer), times))
     if stage == job.stages - 1:
-        # Each prediction of a further token (MTP) runs a layer on the joined state and embedding, and then the head.
+        # Each prediction of a further token (MTP) joins state and embedding, then runs a layer and the head.
         parts.append((_by_kind(lists.saved_of_head(job)), 1 + model.mtp_layers))
         parts.append((layers.kept(model.layers[-1]), model.mtp_layers))
+        parts.append((_by_kind(lists.saved_of_prediction(job)), model.mtp_layers))
     total: dict[str, float] = defaultdict(float)
     for part, times in parts:
         for kind, size in part.items():
@@ -197,7 +198,8 @@ def _moments(
     if state.pending:  # reductions run at the same time as the backward pass
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
-    released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
+    of_head = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job))
+    released = of_head * (1 + job.model.mtp_layers) if head else 0.0
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
     for unit in filter(None, map(layers.reduction, own)):
@@ -239,5 +241,6 @@ def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, 
         if stage < end:
             buffers += one * (job.micro_batches + times)
         else:
-            logits = sizes.tokens * job.model.vocab / sizes.tp * sizes.stream * times
+            of_all = (1 + job.model.mtp_layers) * sizes.tokens * job.model.vocab / sizes.tp
+            logits = of_all * sizes.stream * times
     return buffers, logits

@@ -77,6 +77,14 @@ def saved_of_head(job: Job) -> list[Saved]:
     ]
 
 
+def saved_of_prediction(job: Job) -> list[Saved]:
+    """The storages that a module of multi-token prediction saves before its layer: those of the embedding and of the
+    norms of hidden state and embedding, and their results, which are joined."""
+    sizes, model = Sizes.of(job), job.model
+    joined = Saved("input", "joined", 2 * sizes.slice_tokens * model.d_model * sizes.stream)
+    return [*saved_of_embedding(job), *_norm("input", sizes, model), *_norm("input", sizes, model), joined]
+
+
 def saved_of_documents(job: Job) -> list[Saved]:
     """In a run on CPUs, the storages that attention saves for the backward pass if tokens attend only within their
     document: the masks and, if positions restart, the rotary tables. All layers of a stage share these storages. On a
@@ -210,19 +218,16 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
         # The router computes in fp32. If its input and weight are not in fp32, it makes copies.
         Saved("mlp", "router_input", t * D * FP32),
         Saved("mlp", "scores", t * E * FP32),
-        Saved("moe", "experts", t * K * INT64),
-        Saved("moe", "rows_of_pairs", t * K * INT64),
-        Saved("moe", "tokens", rows.sent * INT64),
+        *([] if job.expert_choice else [Saved("moe", "experts", t * K * INT64)]),
+        *_dispatch(job, mlp, rows),
         Saved("moe", "rows", rows.received * D * a),
         *(Saved("moe", name, rows.received * mlp.hidden * a) for name in ("gate", "up", "hidden")),
         Saved("moe", "outputs", rows.sent * D * a),
-        Saved("moe", "weights", t * K * FP32),
-        Saved("moe", "offsets", E / job.grid.ep * 4),
-        *_orders(job, rows),
+        Saved("moe", "weights", t * rows.candidates * FP32),
     ]
     if a != FP32:
         saved.append(Saved("mlp", "router_weight", E * D * FP32))
-    if K > 1:
+    if K > 1 and not job.expert_choice:
         saved += [Saved("mlp", "top", t * K * FP32), Saved("mlp", "top_sum", t * FP32)]
     if job.aux_loss:
         saved += [Saved("mlp", "score_sum", t * FP32), Saved("mlp", "share", sizes.batch * E * FP32)]
@@ -237,6 +242,24 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
     return saved
 
 
+def _dispatch(job: Job, mlp: Experts, rows: Rows) -> list[Saved]:
+    """The storages of a dispatch plan (`engine.parallel.expert_all_to_all.Dispatch`): for each candidate its row, and
+    whether it is kept; for each row its token; and the ends of the experts' rows."""
+    candidates = Sizes.of(job).slice_tokens * rows.candidates
+    saved = [
+        Saved("moe", "rows_of_pairs", candidates * INT64),
+        # With a limit, an additional row at the end stands for all candidates that are not kept.
+        Saved("moe", "tokens", (rows.sent + rows.limited) * INT64),
+        Saved("moe", "offsets", mlp.experts / job.grid.ep * 4),
+        *_orders(job, rows),
+    ]
+    if rows.limited:
+        saved.append(Saved("moe", "keep", candidates * BOOL))
+    if rows.limited and job.grid.ep == 1:
+        saved.append(Saved("moe", "ends", mlp.experts * INT64))
+    return saved
+
+
 def _orders(job: Job, rows: Rows) -> list[Saved]:
     """For each hop of the all-to-all, the permutation that sorts the received rows, and its inverse. An all-to-all over
     ep has one hop, or two if `ep_inner` divides ep into groups: first within the groups, then between them."""
@@ -248,14 +271,15 @@ def _routing(job: Job, mlp: Experts) -> list[Saved]:
     """The storages that hold a layer's routing decisions, which the recomputed forward pass uses again
     (`engine.model.moe.moe_layer.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
+    # If experts choose tokens, one list of all experts is the candidates of every token.
+    candidates = mlp.experts if job.expert_choice else sizes.slice_tokens * mlp.top_k
     saved = [
-        Saved("moe", "experts", sizes.slice_tokens * mlp.top_k * INT64),
-        Saved("moe", "rows_of_pairs", sizes.slice_tokens * mlp.top_k * INT64),
-        Saved("moe", "tokens", rows.sent * INT64),
+        Saved("moe", "experts", candidates * INT64),
         Saved("moe", "load", (mlp.experts + 1) * INT64),
-        Saved("moe", "offsets", mlp.experts / job.grid.ep * 4),
-        *_orders(job, rows),
+        *_dispatch(job, mlp, rows),
     ]
     if job.aux_loss:
-        saved.append(Saved("moe", "share", sizes.batch * mlp.experts * FP32))
+        # The counts of a sequence's pairs are reused where a capacity by probability has counted them in int64.
+        width = INT64 if job.router_scores else FP32
+        saved.append(Saved("moe", "share", sizes.batch * mlp.experts * width))
     return saved

@@ -63,6 +63,18 @@ def saved_of_head(job: Job) -> list[Saved]:
     ]
 
 
+def saved_of_prediction(job: Job) -> list[Saved]:
+    """What a module of multi-token prediction saves before its layer: the token ids of its embedding, the inputs of the
+    norms of hidden state and embedding, and the joined input of its projection."""
+    sizes = Sizes.of(job)
+    slice_ = sizes.slice_tokens * job.model.d_model
+    return [
+        *saved_of_embedding(job),
+        Saved("input", "norm_inputs", 2 * slice_ * sizes.stream),
+        Saved("input", "joined", 2 * slice_ * sizes.operand),
+    ]
+
+
 def _block(kind: Kind, job: Job, saved: list[Saved]) -> list[Saved]:
     """Add to `saved` the input of the block's norm, and the mask of the dropout that precedes the residual sum."""
     sizes, D = Sizes.of(job), job.model.d_model

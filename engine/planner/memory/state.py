@@ -14,6 +14,8 @@ their FSDP unit runs.
 from typing import NamedTuple
 
 from engine.planner.memory.sizes import FP32, STREAM
+from engine.planner.workload.communication.compressed_gradients import held_copies
+from engine.planner.workload.communication.fsdp_units import fsdp_units
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import (
     Held,
@@ -30,7 +32,6 @@ MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
 QUANTISED = {"fp8": 2.0, "nvfp4": 1.125}
 """Bytes per parameter of quantised copies of bf16 weights, in both orders that the matmuls need."""
 
-COMPRESSING = 4  # copies of a unit's shard while the replicas sum it: packed, encoded, summed, sent
 PREFETCHED = 2  # number of units that are gathered at the same time at stage 3: the unit in use and the next
 
 
@@ -98,7 +99,11 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
         pending = 2 * 2 * unit * FP32
     reduced: float = max(unit, root) * FP32
     if compressed:
-        reduced += COMPRESSING * reduced / job.grid.fsdp
+        waiting, peak = held_copies(job.compression, job.grid.dp_replicate)
+        units = [unit.shard for unit in fsdp_units(job, pp)]
+        # On CPUs, the sum of another unit waits at the same time. New residuals are counted with the gradients.
+        copies = peak - 1 + (waiting if gloo and len(units) > 1 else 0.0)
+        reduced += copies * max(units) * FP32
     return State(parameters, gathered, staying, gradients, pending, reduced, optimizer)
 
 

@@ -53,7 +53,7 @@ def loss_working(job: Job) -> float:
     logits. Megatron-LM allocates the logits and their fp32 copy in the forward pass, and the gradient of the logits in
     both precisions in the backward pass."""
     sizes = Sizes.of(job)
-    logits = sizes.tokens * job.model.vocab / sizes.tp
+    logits = (1 + job.model.mtp_layers) * sizes.tokens * job.model.vocab / sizes.tp
     if job.framework == "engine":
         return min(logits, LOSS_CHUNK) * FP32 * (1 if sizes.stream == FP32 else 2)
     copies = FP32 + (sizes.stream if sizes.stream != FP32 else 0)

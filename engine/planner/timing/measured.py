@@ -8,6 +8,7 @@ from engine.planner.hardware.description import Hardware, MeasuredCollective
 from engine.planner.timing.costs import ALGORITHMS, DOMINATED, Cost, cost, share_of_others
 
 HIERARCHICAL = "hierarchical"
+MOST_BYTES = 2**53  # largest buffer size that is told apart from "no limit"
 
 
 def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
@@ -79,7 +80,7 @@ def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
     current = min(rows, key=lambda row: (row.latency, row.per_byte))
     while steeper := [row for row in rows if row.per_byte < current.per_byte]:
         faster_from = min((_crossover(current, row), row.per_byte) for row in steeper)
-        if most := int(faster_from[0]):
+        if most := int(min(faster_from[0], MOST_BYTES)):
             found.append(replace(current, most_bytes=most))
         current = next(row for row in steeper if (_crossover(current, row), row.per_byte) == faster_from)
     return [*found, replace(current, most_bytes=None)]

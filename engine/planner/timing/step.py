@@ -143,11 +143,14 @@ class Step:
 
     def _interval(self) -> tuple[float, float]:
         """The interval that contains the middle 85 % of the ratios of measured to predicted time in published results.
-        The interval is wider if the framework's release is unknown."""
+        If the framework's release is unknown, it is the smallest interval that contains that of known and that of
+        unknown releases."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
-        known = spread.get(kind) if self.release.source else None
-        return known or spread.get(f"{kind} unknown", WIDE)
+        known, unknown = spread.get(kind), spread.get(f"{kind} unknown", WIDE)
+        if known is None:
+            return unknown
+        return known if self.release.source else (min(known[0], unknown[0]), max(known[1], unknown[1]))
 
     def _stage(self, stage: int) -> Blocks:
         """The times of one stage's embedding (first stage only), layers, and head (last stage only)."""
@@ -178,7 +181,8 @@ class Step:
             host = sum(part.launches for part in block) * self.hardware.efficiency.operation
             device = sum(part.compute + sum(part.exposed.values()) for part in block) + PAUSE * host
             launched += host
-            end = float(((end + device) ** 8 + launched**8) ** 0.125)
+            first, last = sorted((end + device, launched))
+            end = last * (1 + (first / last) ** 8) ** 0.125 if last else 0.0
         return end
 
     def _phases(self, rank: int, passes: list[Blocks], busy: float) -> dict[str, float]:

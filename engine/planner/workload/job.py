@@ -119,7 +119,8 @@ class Job:
     @property
     def pairs_run(self) -> float:
         """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k. It differs from 1
-        if pairs are dropped or padding is added. All experts are assumed to have equal loads.
+        if pairs are dropped or padding is added. All experts are assumed to have equal loads. An expert that chooses
+        tokens can choose at most all of them.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
         choice, the engine drops the pairs that exceed an expert's capacity, but adds no padding. With equal loads, no
@@ -127,6 +128,8 @@ class Job:
         pairs.
         """
         factor = self.capacity_factor or 1.0
+        if self.expert_choice:
+            factor = min([factor, *(mlp.experts / mlp.top_k for mlp in self.model.experts)])
         return factor if self._fills_capacity else min(1.0, factor)
 
     @property

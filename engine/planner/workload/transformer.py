@@ -121,9 +121,14 @@ class Transformer:
         return Counter(self.layers)
 
     @property
+    def experts(self) -> list[Experts]:
+        """The experts of each kind of layer that has some."""
+        return [layer.mlp for layer in self.kinds if isinstance(layer.mlp, Experts)]
+
+    @property
     def routed(self) -> bool:
         """Whether any layer has experts."""
-        return any(isinstance(layer.mlp, Experts) for layer in self.kinds)
+        return bool(self.experts)
 
     @classmethod
     def of(cls, model: Model) -> "Transformer":

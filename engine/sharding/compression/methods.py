@@ -2,7 +2,8 @@
 docs/train/compression.md.
 
 Each function is a generator, which yields the collectives that it has started, and continues after the caller has
-awaited them, so the caller can keep the collectives of many vectors in flight. It returns
+awaited them, so the caller can keep the collectives of several vectors in flight. On a GPU, the current stream waits
+for each collective, and the host for none. A function returns
 
 - `total` [n]: the sum over the replicas of the values that each replica sent, bit-identical on all replicas;
 - `sent` [n]: this rank's part of `total`, so that the sum of `sent` over the replicas is `total`, up to rounding.
@@ -40,9 +41,11 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     padded[:n] = x
     encode, decode = _CODECS[method]
     rows = encode(padded.view(P, c))
+    del padded
     started, received = axis.start_row_exchange(rows)
     yield started
     sums = decode(received, c, x.dtype).sum(0)
+    del started, received
     own = encode(sums.unsqueeze(0))
     gathered = own.new_empty(P * own.shape[1])
     yield axis.start_all_gather(gathered, own.flatten())
@@ -132,7 +135,9 @@ def random_k(x: Tensor, axis: Axis, ratio: float, seed: int) -> Reduction:
     are not sent."""
     generator = torch.Generator(x.device).manual_seed(seed)
     k = kept(ratio, x.numel())
-    index = torch.randperm(x.numel(), generator=generator, device=x.device)[:k]
+    index = torch.randperm(x.numel(), generator=generator, device=x.device)[
+        :k
+    ].clone()  # frees the other positions
     sent = _scattered(x, index)
     # An infinite element that is not drawn must not be hidden: the step must be skipped.
     sums = torch.where(x.isfinite().all(), x[index], torch.nan)
@@ -186,9 +191,9 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     yield axis.start_all_reduce(flat)
     sums = _like(flat, own)
     after += sums
-    total = [basis @ factor.mT for basis, factor in zip(bases, sums, strict=True)]
-    sent = [basis @ factor.mT for basis, factor in zip(bases, own, strict=True)]
-    return _flattened(total), _flattened(sent)
+    total = _flattened([basis @ factor.mT for basis, factor in zip(bases, sums, strict=True)])
+    sent = _flattened([basis @ factor.mT for basis, factor in zip(bases, own, strict=True)])
+    return total, sent
 
 
 def _basis(x: Tensor) -> Tensor:

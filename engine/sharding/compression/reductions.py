@@ -130,7 +130,7 @@ class Compression:
         total, sent = yield from self._compressed(number, packed, x)
         if exactly:
             yield exactly
-        left = (x - sent) / self._scale
+        left = x.sub_(sent).div_(self._scale)
         for segment, part, rest in zip(packed, _split(total, packed), _split(left, packed), strict=True):
             segment.of(flat).copy_(part)
             self._new_residuals[segment.parameter] = rest.view(segment.shape)

@@ -1,8 +1,10 @@
 """The layouts whose memory is measured, as overrides of the demo's layout."""
 
-from tests.ranks.cases.case import FULL, INTERLEAVED, SELECTIVE, SMALL, ULYSSES, ZBV
+from tests.ranks.cases.case import EXPERT_CHOICE, FULL, INTERLEAVED, SELECTIVE, SMALL, ULYSSES, ZBV
+from tests.ranks.cases.over_models import MLA, MTP
 
 DENSE = ["model.moe=none", "model.d_ff=96"]
+REPLICAS = ["grid.dp_replicate=2", "model.layers=4", "compression.min_elements=300", "compression.ratio=0.05"]
 WIDER = ["model.seq_len=64", "model.d_model=64"]
 BF16 = ["train.precision=bf16"]
 
@@ -54,6 +56,26 @@ CASES = {
     "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
     "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
     "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
+    **{
+        f"replicas {method}": [*SMALL, *WIDER, *DENSE, *REPLICAS, f"compression.method={method}"]
+        for method in ("none", "bf16", "int8", "top_k", "random_k", "threshold", "power_sgd")
+    },
+    "replicas top_k experts": [*SMALL, *WIDER, *REPLICAS, "compression.method=top_k"],
+    "expert choice ep": [
+        *SMALL,
+        *WIDER,
+        *EXPERT_CHOICE,
+        "grid.dp_shard=2",
+        "grid.ep=2",
+        "knobs.capacity_factor=2.0",
+    ],
+    "expert choice tp": [*SMALL, *WIDER, *EXPERT_CHOICE, "grid.tp=2", "knobs.capacity_factor=1.5"],
+    "capacity ep": [*SMALL, *WIDER, "grid.dp_shard=2", "grid.ep=2", "knobs.capacity_factor=1.0"],
+    "capacity tp zero 3": [*SMALL, *WIDER, "grid.tp=2", "knobs.capacity_factor=0.6", "train.zero=3"],
+    "dp ep zero 3": [*SMALL, *WIDER, "grid.dp_shard=2", "grid.ep=2", "train.zero=3"],
+    "mla tp": [*SMALL, *WIDER, *DENSE, *MLA, "grid.tp=2"],
+    "mtp pp": [*SMALL, *WIDER, *DENSE, *MTP, "grid.pp=2", "knobs.micro_batches=4"],
+    "mtp dp ep averaged": [*SMALL, *WIDER, *MTP, "grid.dp_shard=2", "grid.ep=2", "train.ema=0.9"],
     # The model is so large that a block of initial values (4 MiB) is small in comparison.
     "dp zero 3 wide": [
         *SMALL,

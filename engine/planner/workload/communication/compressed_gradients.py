@@ -60,7 +60,7 @@ def _random(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> I
 
 
 def _outstanding(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
-    expected = round(erfc(values.threshold / sqrt(2)) * sum(map(prod, packed)))
+    expected = round(_sent_share(values) * sum(map(prod, packed)))
     yield Message("all_gather", ranks * COUNT)
     yield Message("all_gather", ranks * (NUMBER + INDEX_BYTES) * expected)
 
@@ -71,6 +71,11 @@ def _factors(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> 
             prod(shape[:-2]) * shape[side] * power_rank(values.rank, *shape[-2:]) for shape in packed
         )
         yield Message("all_reduce", NUMBER * numbers)
+
+
+def _sent_share(values: CompressionValues) -> float:
+    """Share of the elements that a sparse method sends; for the method `threshold`, that of Gaussian gradients."""
+    return erfc(values.threshold / sqrt(2)) if values.method == "threshold" else values.ratio
 
 
 _METHODS: dict[str, Callable[[CompressionValues, Sequence[Shape], int], Iterator[Message]]] = {
@@ -96,3 +101,25 @@ PASSES = {
 """Number of times that compression reads or writes a gradient's elements, counted in engine/sharding/compression:
 adding the residual, packing, encoding, decoding, the new residual. The planner estimates the time of compression from
 this number."""
+
+
+def held_copies(values: CompressionValues, ranks: int) -> tuple[float, float]:
+    """Memory of the sum of one FSDP unit's gradient over `ranks` replicas, in copies of the unit's shard in fp32 and
+    without the gradient itself: while the sum waits for its last collective, and at its peak. One of the copies becomes
+    the new residual. Counted in engine/sharding/compression; a test compares the numbers with the tensors alive there.
+    """
+    if values.method in ("bf16", "fp16", "int8"):
+        encoded = 0.25 if values.method == "int8" else 0.5
+        decoding = 1.0 if values.method == "int8" else 0.0
+        owned = 1 / ranks  # the sums of the own chunk
+        waiting = 1 + 2 * encoded + owned * (1 + encoded)
+        return waiting, max(4.25, 2 + waiting + max(owned, decoding))
+    # A position takes 8 bytes, a value and its position in a message 8; the messages of all replicas are gathered.
+    sent = _sent_share(values)
+    if values.method == "top_k":
+        return 1 + (4 + 2 * ranks) * sent, 3 + (5 + 2 * ranks) * sent
+    if values.method == "threshold":
+        return 1 + (6 + 2 * ranks) * sent, 3 + (7 + 2 * ranks) * sent
+    if values.method == "random_k":
+        return 2 + 3 * sent, 3.75 + 2 * sent
+    return 1.0, 4.0  # power_sgd, whose factors are small

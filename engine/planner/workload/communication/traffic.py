@@ -14,7 +14,6 @@ from engine.planner.schedule import action_order
 from engine.planner.workload.communication.exchanges import passes_of_rows, rank_exchanges
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
-from engine.planner.workload.transformer import Experts
 
 AXES = ("tp", "cp", "pp", "dp", "ep", "control")
 SUM = 4  # bytes of an element in a gradient reduction
@@ -53,9 +52,7 @@ def _control(job: Job, rank: int) -> float:
         return 0
     splits = _split_backwards(job.schedule, grid.pp, job.virtual_stages, job.micro_batches)
     actions = 2 * job.micro_batches * len(job.stages_of(grid.coords(rank)["pp"])) + splits
-    experts = max(
-        (layer.mlp.experts for layer in job.model.kinds if isinstance(layer.mlp, Experts)), default=0
-    )
+    experts = max((mlp.experts for mlp in job.model.experts), default=0)
     marks = ceil(world / RANKS_MARKED)
     statistics = 8 * (STATISTICS + marks + (len(job.model.layers) + job.model.mtp_layers) * (1 + experts))
     shared = (grid.pp - 1) * 8 * (1 + actions) if grid.pp > 1 else 0

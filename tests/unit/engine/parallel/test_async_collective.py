@@ -3,16 +3,23 @@ overlaps."""
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from engine.config.compression import METHODS, CompressionValues, Method
 from engine.metering.clocks import EventClock, WallClock
 from engine.metering.meter import Meter
 from engine.parallel import collectives
 from engine.parallel.collectives import AsyncCollective, Axis
+from engine.planner.workload.communication.compressed_gradients import held_copies
+from engine.sharding.compression.reductions import Compression, Segment
 from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
+from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
+from tests.ranks.memory import live_storages
+from tests.ranks.memory.live_storages import LiveStorages
 
 
 class Future:
@@ -94,6 +101,8 @@ class Recorder:
         self, out: torch.Tensor, x: torch.Tensor, group: object, async_op: bool = False
     ) -> dist.Work | None:
         self.asked.append(async_op)
+        if len(out) > len(x):
+            out.copy_(x.repeat(len(out) // len(x)))
         recorder = self
 
         class Noted(Slow):
@@ -102,6 +111,92 @@ class Recorder:
                 return True
 
         return Noted(Host(), 0.0) if async_op else None
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "none"])
+def test_a_compressed_sum_is_complete_as_soon_as_it_is_queued_on_a_gpu(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NCCL, the current stream waits for each collective, so the host never keeps the temporaries of a sum."""
+    recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
+    axis.size = 2
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, x, *_, group, async_op=False: out.copy_(x))
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group, async_op=False: None)
+    compression = Compression(axis)
+    compression.begin(0, CompressionValues(method, min_elements=1), 1.0)
+    parameter = torch.nn.Parameter(torch.zeros(40, 50))
+    running = compression.start(0, [Segment(parameter, "w", 0, (40, 50))], torch.randn(2000))
+    assert running.advance() and not any(recorder.asked)
+
+
+class InBackground(Axis):
+    """Two replicas with equal gradients, whose collectives run in the background, as with gloo."""
+
+    def __init__(self) -> None:
+        super().__init__("dp", None, Meter())
+        self.size = 2
+
+    def _started(self) -> AsyncCollective:
+        return AsyncCollective(self, "exchange", 0, (Slow(0.0),))
+
+    def start_row_exchange(
+        self, x: torch.Tensor, async_op: bool = False
+    ) -> tuple[AsyncCollective, torch.Tensor]:
+        return self._started(), x.clone()
+
+    def start_all_gather(self, out: torch.Tensor, x: torch.Tensor, async_op: bool = False) -> AsyncCollective:
+        out.copy_(x.repeat(2))
+        return self._started()
+
+    def start_all_reduce(self, x: torch.Tensor) -> AsyncCollective:
+        x.mul_(2)
+        return self._started()
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "none"])
+def test_temporaries_of_compressed_sums_do_not_grow_with_the_units(method: Method) -> None:
+    """While a backward pass reduces unit after unit over replicas, what a rank holds grows only by the residuals."""
+    axis, n = InBackground(), 40 * 256
+    compression = Compression(axis)
+    compression.begin(0, CompressionValues(method, min_elements=1), 1.0)
+    reductions, held = GradientReductions(axis, compression), list[int]()
+    with LiveStorages() as live:
+        for number in range(8):
+            reductions.begin(last=True)
+            parameter = torch.nn.Parameter(torch.empty(40, 256, device="meta"))
+            unit = FsdpUnit.__new__(FsdpUnit)
+            unit.number, unit.segments = number, [Segment(parameter, "w", 0, (40, 256))]
+            reductions.add(unit, torch.ones(n), None)
+            held.append(live.now())
+        reductions.complete()
+    # Two sums run at the same time, and end at the same time.
+    grown = {after - before for start in (2, 3) for before, after in pairwise(held[start::2])}
+    factor = sum(factor.nbytes for factor in compression._new_factors.values()) // 8
+    assert grown == {2 * (4 * n + factor)}
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "none"])
+@pytest.mark.parametrize("ratio", [0.01, 0.1])
+def test_planner_knows_what_a_compressed_sum_holds(
+    method: Method, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_storages, "LOOK", 1)
+    axis, n = InBackground(), 400 * 256
+    values = CompressionValues(method, ratio=ratio, min_elements=1)
+    compression = Compression(axis)
+    compression.begin(0, values, 1.0)
+    segment = Segment(torch.nn.Parameter(torch.empty(400, 256, device="meta")), "w", 0, (400, 256))
+    with LiveStorages() as live:
+        flat = torch.randn(n)
+        before, waiting = live.now(), 0
+        running = compression.start(0, [segment], flat)
+        while True:
+            waiting = live.now() - before
+            if running.advance():
+                break
+    planned_waiting, planned_peak = held_copies(values, 2)
+    assert waiting / flat.nbytes == pytest.approx(planned_waiting, abs=0.07)
+    assert (live.peak - before) / flat.nbytes == pytest.approx(planned_peak, abs=0.3)
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

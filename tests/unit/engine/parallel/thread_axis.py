@@ -35,7 +35,7 @@ class ThreadAxis(Axis):
     def exchange(self, x: Tensor) -> Tensor:
         return torch.stack([rows[self.rank] for rows in self._all(x)])
 
-    def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
+    def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = False) -> AsyncCollective:
         out.copy_(torch.cat(self._all(x)))
         return AsyncCollective(self, "all-gather", (self.size - 1) * x.nbytes, ())
 

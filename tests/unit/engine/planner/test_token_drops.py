@@ -4,7 +4,8 @@ tokens choose experts at random."""
 import numpy as np
 import pytest
 
-from engine.planner.token_drops import capacity, expected_drops, matching_overdispersion
+from engine.config.sizes import expert_capacity
+from engine.planner.token_drops import expected_drops, matching_overdispersion
 
 SEQUENCES, TOKENS, EXPERTS, TOP_K = 64, 128, 8, 2
 
@@ -21,28 +22,28 @@ def drawn(most: int, skew: float) -> tuple[list[list[int]], int]:
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.0, 1.25])
 @pytest.mark.parametrize("skew", [0.0, 0.5])
 def test_drops_of_independent_tokens(factor: float, skew: float) -> None:
-    most = capacity(factor, TOKENS, TOP_K, EXPERTS)
+    most = expert_capacity(factor, TOKENS, TOP_K, EXPERTS)
     loads, dropped = drawn(most, skew)
     expected = expected_drops(loads, SEQUENCES, most, 1.0, TOKENS)
     assert expected == pytest.approx(dropped, rel=0.12, abs=30)
 
 
 def test_tokens_that_choose_alike_drop_more() -> None:
-    most = capacity(1.0, TOKENS, TOP_K, EXPERTS)
+    most = expert_capacity(1.0, TOKENS, TOP_K, EXPERTS)
     loads, _ = drawn(most, 0.0)
     drops = [expected_drops(loads, SEQUENCES, most, spread, TOKENS) for spread in (0.5, 1.0, 2.0, 4.0)]
     assert drops == sorted(drops) and drops[0] < 0.6 * drops[1]
 
 
 def test_the_spread_is_read_off_present_drops() -> None:
-    most = capacity(1.0, TOKENS, TOP_K, EXPERTS)
+    most = expert_capacity(1.0, TOKENS, TOP_K, EXPERTS)
     loads, _ = drawn(most, 0.3)
     dropped = expected_drops(loads, SEQUENCES, most, 2.2, TOKENS)
     assert matching_overdispersion(loads, SEQUENCES, most, dropped, TOKENS) == pytest.approx(2.2, rel=1e-3)
 
 
 def test_a_capacity_of_all_tokens_drops_nothing() -> None:
-    assert capacity(100.0, TOKENS, TOP_K, EXPERTS) == TOKENS
+    assert expert_capacity(100.0, TOKENS, TOP_K, EXPERTS) == TOKENS
     assert expected_drops([[SEQUENCES * TOKENS, 5]], SEQUENCES, TOKENS, 4.0, TOKENS) == pytest.approx(
         0.0, abs=1e-6
     )

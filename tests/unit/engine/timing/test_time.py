@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine.config.grid import Grid
 from engine.config.refusal import RefusedError
+from engine.planner.hardware.efficiency import efficiencies
 from engine.planner.hardware.table import hardware
 from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.pipeline import pipeline_time, simulated
@@ -254,3 +256,22 @@ def test_selective_recompute_repeats_the_attention_block_in_the_engine() -> None
     ]
     wide = engine.model.d_model + 2 * 1024  # 32 heads of queries, 8 of keys and 8 of values
     assert [(op.n, op.k) for op in products[0]] == [(wide, engine.model.d_model)] and not products[1]
+
+
+@pytest.mark.parametrize("generation", efficiencies())
+@pytest.mark.parametrize("job", [DENSE, ROUTED], ids=["dense", "routed"])
+def test_an_unknown_release_never_narrows_the_interval(generation: str, job: Job) -> None:
+    """The interval of an unknown release contains that of a known one, relative to the likely time."""
+    machine = structs.replace(H100, efficiency=efficiencies()[generation])
+    known, unknown = (predict(job, machine, name).step_s for name in ("bridge-26.02", None))
+    assert unknown[0] / unknown[1] <= known[0] / known[1] * (1 + 1e-9)
+    assert unknown[2] / unknown[1] >= known[2] / known[1] * (1 - 1e-9)
+    wide = {
+        "dense unknown": (0.99, 1.01),
+        "routed unknown": (0.99, 1.01),
+        "dense": (0.5, 2.0),
+        "routed": (0.5, 2.0),
+    }
+    own = structs.replace(H100, efficiency=structs.replace(H100.efficiency, spread=wide))
+    low, likely, high = predict(job, own).step_s
+    assert (low, high) == pytest.approx((likely / 2, likely * 2))

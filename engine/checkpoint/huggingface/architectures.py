@@ -155,6 +155,12 @@ def model_of(config: Config, where: str) -> Model:
     for key in read:
         if config[key] is None and key not in NULLS:
             raise RefusedError(f"{where}: {key} = null is not legal; legal: a value, or no {key}")
+    heads = config["num_attention_heads"]
+    if kind == "deepseek_v3" and config["num_key_value_heads"] not in (None, heads):
+        raise RefusedError(
+            f"{where}: num_key_value_heads = {_spelled(config['num_key_value_heads'])} is not supported with "
+            f"num_attention_heads = {_spelled(heads)}; legal: the same number"
+        )
     if kind == "deepseek_v3" and config["head_dim"] not in (None, config["qk_rope_head_dim"]):
         raise RefusedError(
             f"{where}: head_dim = {_spelled(config['head_dim'])} is not supported; legal: qk_rope_head_dim, or none"

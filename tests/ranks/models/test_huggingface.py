@@ -1,6 +1,7 @@
 """A Hugging Face model is imported, fine-tuned for two steps on several ranks, and exported; its weights then equal
 those from a plain training loop with transformers."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def engine(*words: str | Path) -> str:
 def test_fine_tuning_equals_a_plain_loop(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = saved_model(name, tmp_path / "hf")
+    model = saved_model(name, tmp_path / "hf", bos_token_id=5, eos_token_id=[6, 7])
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     where = [word for word in LAYOUTS[name] if word.startswith("model.")]
     engine("import-hf", tmp_path / "hf", tmp_path / "start", *where)
@@ -67,6 +68,9 @@ def test_fine_tuning_equals_a_plain_loop(name: str, tmp_path: Path) -> None:
     ]
     engine("run", *words, "--hub", "none", "--device", "cpu", *FINE_TUNING, *LAYOUTS[name])
     engine("export-hf", tmp_path / "tuned", tmp_path / "out")
+
+    imported, exported = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("hf", "out"))
+    assert exported == imported | {"torch_dtype": "float32"}
 
     layout = load(tmp_path / "start" / "layout.toml", [*FINE_TUNING, *where])
     train = layout.train

@@ -77,7 +77,12 @@ def test_overrides_take_precedence_over_the_file() -> None:
             "data ranks; legal: 2, 4, 8, 16, or train.global_batch a multiple of 14",
         ),
         ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
-        ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: at least 256"),
+        (
+            "model.max_seq_len=32",
+            "model.seq_len = 64 is longer than model.max_seq_len = 32, the sliding window of some of the model's "
+            "layers; legal: 1 to 32",
+        ),
+        ("model.latent_norm_eps=1e-6", "model.latent_norm_eps = 1e-06 requires model.attention = mla"),
         ("model.d_model=2147483648", "legal: a whole number from 1 to 2147483647"),
         ("model.moe.d_expert=50", "model.moe.d_expert = 50 is not aligned"),
         ("run.name=a/b", "run.name = 'a/b' is not legal"),

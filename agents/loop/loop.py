@@ -21,7 +21,19 @@ from agents.loop.coordinates import batch_of
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of, summed_loads
 from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
-from agents.protocol import Ack, Command, Event, Experts, Hello, LayerLoad, Message, Step, Value, codec, spell
+from agents.protocol import (
+    Ack,
+    Command,
+    Event,
+    Experts,
+    Hello,
+    LayerLoad,
+    Message,
+    Step,
+    Value,
+    codec,
+    spell,
+)
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
@@ -52,6 +64,8 @@ class Loop:
         self._board = KnobBoard([], {})
         self._agreement: Agreement | None = None
         self._step: int | None = None  # number of the current or last step
+        self._begun = False
+        self._refused_step = False  # whether a step number was refused, which is reported once
         self._warned = False
         self._noted_wait = 0  # revision of the last command whose wait was logged
         # A BaseException from an `apply`, raised again at the end of the step.
@@ -117,7 +131,7 @@ class Loop:
         self.quietly(lambda: self._agent.send(Event(time.time(), level, "loop", text, dict(facts or {}))))
 
     def _check_declaration(self, name: str) -> None:
-        if self._step is not None:
+        if self._begun:
             raise ValueError(f"knob {name} is declared too late: declare knobs before the first step")
         if not self._switches_together():
             raise ValueError(
@@ -138,9 +152,10 @@ class Loop:
         check_sendable(self._board_message())
 
     @contextmanager
-    def step(self, number: int | None = None) -> Iterator[StepReport]:
+    def step(self, number: float | None = None) -> Iterator[StepReport]:
         """Context manager for one training step. `number` defaults to the number of the last step plus 1. Exceptions
-        raised in the body propagate.
+        raised in the body propagate. A step whose number is not legal is not recorded (`StepReport.recorded`), and the
+        run's log says so once; training is not disturbed.
         """
         report = self.begin(number)
         start = time.perf_counter()
@@ -151,14 +166,25 @@ class Loop:
             raise
         self.end(report, 1e3 * (time.perf_counter() - start))
 
-    def begin(self, number: int | None = None) -> StepReport:
+    def begin(self, number: float | None = None) -> StepReport:
         """Begin a step, as `step` does. The caller measures the time of the step and then calls `end`."""
-        if self._step is None:
+        if not self._begun:
+            self._begun = True
             self.quietly(self._begin)
-        following = 0 if self._step is None else self._step + 1
-        self._step = following if number is None else _counted(number, following)
+        try:
+            self._step = step_number(number, 0 if self._step is None else self._step + 1)
+        except ValueError as error:
+            self.quietly(partial(self._refuse_step, str(error)))
+            self.at(self._step or 0, "a step that is not recorded")
+            return StepReport(self, self._step or 0, recorded=False)
         self.at(self._step, "step")
         return StepReport(self, self._step)
+
+    def _refuse_step(self, why: str) -> None:
+        if not self._refused_step:
+            self._refused_step = True
+            log.warning("%s", why)
+            self.event(f"{why}; further such steps are not reported", "error")
 
     def end(self, report: StepReport, step_ms: float) -> None:
         """End the step of `report`, which took `step_ms`: send the report, and vote on a pending change."""
@@ -295,6 +321,8 @@ class Loop:
             loss=report.loss,
             grad_norm=None if report.skipped else report.numbers.get("grad_norm"),
         )
+        if not report.recorded:
+            return
         self._agent.send(step)
         if self._hello.rank == LEADER:
             self._note_overflow(report)
@@ -355,13 +383,21 @@ def _log_exception(text: str) -> None:
     patiently(work)
 
 
-def _counted(number: object, following: int) -> int:
-    """The program's step number, clamped to the range that the protocol allows; `following` if `number` is not an
-    integer."""
-    try:
-        return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
-    except TypeError:
+def step_number(number: object, following: int) -> int:
+    """The program's step number, exactly; `following` if it is None. Raises ValueError with a one-sentence message if
+    it is not a whole number that the protocol allows."""
+    if number is None:
         return following
+    try:
+        # A float that is a whole number is exact.
+        whole = int(number) if isinstance(number, float) and number.is_integer() else operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        whole = -1
+    if not 0 <= whole <= LAST_STEP:
+        raise ValueError(
+            f"step {repr(number)[:64]} is not recorded; legal: a whole number from 0 to {LAST_STEP}"
+        )
+    return int(whole)
 
 
 def _only_rank(own: bytes) -> list[bytes]:

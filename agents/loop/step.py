@@ -29,9 +29,10 @@ class Watched(Protocol):
 class StepReport:
     """The current step. The training program reports its phases and metrics with this object."""
 
-    def __init__(self, loop: Watched, step: int) -> None:
+    def __init__(self, loop: Watched, step: int, recorded: bool = True) -> None:
         self._loop = loop
         self.number = step
+        self.recorded = recorded  # False: the program gave an illegal number, so the step is only measured
         self.phases: dict[str, float] = {}  # ms
         self.numbers: dict[str, float | None] = {}
         self.experts: Mapping[int, Sequence[int]] = {}  # number of pairs of each expert, by layer

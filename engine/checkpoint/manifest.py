@@ -17,6 +17,7 @@ FORMAT = 2  # the engine does not read format 1, because its index was a pickle
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.crc32"  # contains the CRC-32 of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"  # suffix of a folder that is being written
+OLD = ".old"  # suffix of a checkpoint that is being replaced by another one of the same step
 
 
 class IncompleteError(RefusedError):

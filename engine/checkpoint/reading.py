@@ -21,6 +21,7 @@ from engine.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     MANIFEST_SUM,
+    OLD,
     Checkpoint,
     Format,
     IncompleteError,
@@ -33,11 +34,18 @@ from engine.config.refusal import RefusedError
 
 CHUNK = 4 * 2**20  # bytes read at once
 MAX_MANIFEST_BYTES = 2**26
-_NAME = re.compile(r"step-\d+")
+_NAME = re.compile(rf"step-(\d{{1,16}})(?:{re.escape(OLD)})?")
 
 
 def is_checkpoint_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
+
+
+def step_of(folder: Path) -> int:
+    """The step in the name of a checkpoint's folder."""
+    found = _NAME.fullmatch(folder.name)
+    assert found, folder
+    return int(found[1])
 
 
 def read(folder: Path) -> Checkpoint:

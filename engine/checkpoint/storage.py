@@ -8,10 +8,12 @@ module writes and reads the bytes.
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from io import FileIO
+from itertools import product
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # For groups in which ranks wait for the files of other ranks. A slow disk may need hours; a rank that has died closes
 # its connections, so nobody waits for it.
 FILES_TIMEOUT = timedelta(hours=24)
+LEAST_RUN = 64  # bytes; reading shorter runs one by one takes longer than reading the bytes between them
 
 
 @dataclass(frozen=True)
@@ -159,13 +162,9 @@ class Reader(StorageReader):
         for name, wanted in by_file.items():
             with open_ordinary(self._folder / name, links=False) as file:
                 for chunk, item in wanted:
-                    part = _read(file, chunk, DTYPES[self._index[item.storage_index.fqn].dtype])
-                    for dim, (offset, length) in enumerate(
-                        zip(item.storage_offsets, item.lengths, strict=True)
-                    ):
-                        part = part.narrow(dim, offset, length)
+                    dtype = DTYPES[self._index[item.storage_index.fqn].dtype]
                     target = planner.resolve_tensor(item).detach()
-                    target.copy_(part)
+                    target.copy_(_read(file, chunk, dtype, item.storage_offsets, item.lengths))
                     planner.commit_tensor(item, target)
         return _done(None)
 
@@ -211,18 +210,43 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """Read a chunk into a newly allocated tensor. The size of the chunk is bounded, because the index has been
-    checked."""
-    tensor = torch.empty(chunk.sizes, dtype=dtype)
-    rest = bytes_of(tensor).data
-    file.seek(chunk.at)
+def _read(
+    file: FileIO, chunk: Chunk, dtype: torch.dtype, offsets: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
+    """Read a box of a chunk, which begins at `offsets` in the chunk, into a newly allocated tensor of shape `lengths`.
+    Only the bytes of the box are read, except where this would need reads of less than `LEAST_RUN` bytes. The size of
+    the chunk is bounded, because the index has been checked."""
+    sizes, item = chunk.sizes, dtype.itemsize
+    strides = [math.prod(sizes[dim + 1 :]) * item for dim in range(len(sizes))]
+    # The box has all elements of the dims after `last`, so these are contiguous in the file, and so are the
+    # `lengths[last]` slices along `last`.
+    last = max((dim for dim, size in enumerate(sizes) if lengths[dim] < size), default=0)
+    run = math.prod(lengths[last:]) * item
+    outer = [
+        range(0, length * stride, stride) for length, stride in zip(lengths[:last], strides, strict=False)
+    ]
+    if run < LEAST_RUN and math.prod(map(len, outer)) > 1:
+        wider = _read(file, chunk, dtype, _with(offsets, last, 0), _with(lengths, last, sizes[last]))
+        return wider.narrow(last, offsets[last], lengths[last])
+    box = torch.empty(tuple(lengths), dtype=dtype)
+    view, done = bytes_of(box).data, 0
+    first = chunk.at + sum(map(mul, offsets, strides))
+    for steps in product(*outer):
+        _fill(file, chunk, view[done : done + run], first + sum(steps))
+        done += run
+    return box
+
+
+def _fill(file: FileIO, chunk: Chunk, rest: memoryview, at: int) -> None:
     while len(rest):
-        count = file.readinto(rest)
+        count = os.preadv(file.fileno(), [rest], at)
         if not count:
             raise OSError(0, "the file is too short", chunk.file)
-        rest = rest[count:]
-    return tensor
+        rest, at = rest[count:], at + count
+
+
+def _with(numbers: Sequence[int], dim: int, number: int) -> list[int]:
+    return [*numbers[:dim], number, *numbers[dim + 1 :]]
 
 
 def _done(value: Any) -> Future[Any]:
@@ -241,7 +265,7 @@ def read_tensor(folder: Path, index: Index, name: str) -> Tensor:
             part = whole
             for dim, (offset, length) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
                 part = part.narrow(dim, offset, length)
-            part.copy_(_read(file, chunk, whole.dtype))
+            part.copy_(_read(file, chunk, whole.dtype, (0,) * len(chunk.sizes), chunk.sizes))
     return whole
 
 

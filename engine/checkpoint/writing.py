@@ -11,18 +11,28 @@ import msgspec
 from engine.checkpoint.manifest import (
     MANIFEST,
     MANIFEST_SUM,
+    OLD,
     PARTIAL,
     Checkpoint,
     Manifest,
     folder_name,
     manifest_sum,
 )
-from engine.checkpoint.reading import checkpoint_folders, checksum, complete_checkpoints, has_other_format
+from engine.checkpoint.reading import (
+    checkpoint_folders,
+    checksum,
+    complete_checkpoints,
+    has_other_format,
+    step_of,
+)
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
     """Turn the files in the folder `partial` into a checkpoint. A rename at the end makes this atomic: if the machine
     fails before the rename, the folder does not count as a checkpoint.
+
+    If there already is a checkpoint of this step, it is first renamed to ``step-N.old``, under which it still counts as
+    a checkpoint, and it is removed after the rename. So at every moment one of the two can be found.
 
     `sums` maps file names to checksums that are already known; for all other files, the checksum is computed from the
     file.
@@ -40,12 +50,13 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
     _write(partial / MANIFEST_SUM, manifest_sum(raw))
     _write(partial / MANIFEST, raw)
     _sync(partial)
-    replaced = folder.with_name(f"{folder.name}.old{PARTIAL}")
+    replaced = folder.with_name(folder.name + OLD)
     if folder.exists():  # the run was resumed from an older checkpoint and saves this step again
+        remove(replaced)  # of a save that was killed after its last rename
         folder.rename(replaced)
     partial.rename(folder)
     _sync(checkpoints_dir)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove(replaced)
     return Checkpoint(folder, manifest)
 
 
@@ -75,7 +86,7 @@ def prune(checkpoints_dir: Path, keep: int) -> None:
         remove(checkpoint.folder)
     first = min((checkpoint.manifest.step for checkpoint in kept), default=0)
     for folder in set(checkpoint_folders(checkpoints_dir)) - {checkpoint.folder for checkpoint in kept}:
-        if int(folder.name.removeprefix("step-")) < first and not has_other_format(folder):
+        if step_of(folder) < first and not has_other_format(folder):
             remove(folder)
 
 

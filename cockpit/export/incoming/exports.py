@@ -161,8 +161,8 @@ def _at(point: Any, readings: dict[int, Reading]) -> Reading:
 
 
 def _legal(name: str, value: float) -> bool:
-    if name in ("loss", "grad_norm"):
-        return True  # a NaN is shown, because it is a finding
+    if name in ("loss", "grad_norm", "step"):
+        return True  # a NaN is shown, because it is a finding; an illegal step is refused by the loop
     return math.isfinite(value) and 0 <= value < (2**63 if name == "memory_bytes" else MOST)
 
 
@@ -183,11 +183,10 @@ def spans_of(request: Any) -> Iterator[tuple[Source, list[Span]]]:
 
 def _span(span: Any) -> Span:
     seconds = max(0, span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-    number = next((one.value.int_value for one in span.attributes if one.key == ITERATION), -1)
-    step = (
-        number + 1 if span.name == STEP_SPAN else number
-    )  # Megatron counts the steps before the one of this span
-    return Span(clean(span.name[:TEXT]), seconds, step if 0 < step <= MOST else None)
+    number = next((one.value.int_value for one in span.attributes if one.key == ITERATION), None)
+    if number is not None and span.name == STEP_SPAN:
+        number += 1  # Megatron counts the steps before the one of this span
+    return Span(clean(span.name[:TEXT]), seconds, number)
 
 
 def source_of(resource: Any) -> Source:

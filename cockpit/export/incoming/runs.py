@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import agents
 from agents.protocol import CHECKPOINT_STEP
 from cockpit.export.incoming.exports import (
+    MOST,
     SAVE_SPAN,
     STARTUP_SPANS,
     STEP_SPAN,
@@ -43,6 +44,7 @@ class ExportedRun:
         self._began: int | None = None
         self._skipped = 0.0
         self._step, self._iteration = 0, 0
+        self._refused = False  # whether the step of a span was refused, which is reported once
         self._heard_s, self._interval_s = now_s, 0.0
         self._ended_s: float | None = None
         self._late = False
@@ -74,11 +76,12 @@ class ExportedRun:
 
     def _send(self, count: int, step_ms: float) -> None:
         values, self._values = self._values, {}
-        number = int(values.get("step", 0)) or max(self._iteration, self._step + count)
-        if number <= self._step:  # a resumed training counts from its checkpoint
-            self._loop.event(f"the training continues at step {number}, after step {self._step}")
-        self._step = number
-        report = self._loop.begin(number)
+        report = self._loop.begin(values.get("step") or max(self._iteration, self._step + count))
+        number = report.number
+        if report.recorded:
+            if number <= self._step:  # a resumed training counts from its checkpoint
+                self._loop.event(f"the training continues at step {number}, after step {self._step}")
+            self._step = number
         report.report(**{name: values[name] for name in GATHERED if name in values}, loss_weight=1)
         if "tokens_per_s" in values:
             report.report(tokens=values["tokens_per_s"] * step_ms / 1e3)
@@ -94,11 +97,18 @@ class ExportedRun:
         training as events."""
         self._heard_s = now_s
         for span in spans:
+            step = span.step
+            if step is not None and not 0 <= step <= MOST:
+                step = None
+                if not self._refused:
+                    self._refused = True
+                    text = f"a span has the step {span.step}, which is not used; legal: 0 to {MOST}"
+                    self._loop.event(text, "error")
             if span.name == STEP_SPAN:
-                self._iteration = span.step or self._iteration
+                self._iteration = step or self._iteration
             elif span.name == SAVE_SPAN:
-                facts = {CHECKPOINT_STEP: span.step} if span.step else {}
-                where = f" of step {span.step}" if span.step else ""
+                facts = {CHECKPOINT_STEP: step} if step else {}
+                where = f" of step {step}" if step else ""
                 self._loop.event(f"saved a checkpoint{where} in {span.seconds:.1f} s", facts=facts)
             elif span.name == TRAINING_SPAN:
                 self._loop.event(f"training has ended after {span.seconds:.0f} s")

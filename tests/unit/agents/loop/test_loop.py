@@ -18,7 +18,7 @@ import agents
 from agents.client import Client
 from agents.loop import join as loop_module
 from agents.loop import start_hub
-from agents.protocol import Ack, Command, Gone, Step, Summary
+from agents.protocol import Ack, Command, Event, Gone, Step, Summary
 from agents.recording.reader import Recording
 from agents.rundir.hub_file import lock_for_hub
 from agents.rundir.runs import RECORD_FILE
@@ -324,3 +324,38 @@ def test_a_name_with_slashes_names_one_folder(monkeypatch: pytest.MonkeyPatch, t
         start_hub.endpoint_for(ExitStack(), "auto", run, None, 0, 1, None)
     assert {folder.parent for folder in folders} == {tmp_path}
     assert folders[0].name.startswith("team-exp 1-") and folders[1].name.startswith("-..-away-")
+
+
+def test_an_illegal_step_number_is_refused_and_a_legal_one_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step is never recorded under another number than the one that the program gave."""
+    sent: list[Any] = []
+    with agents.join(run="a", hub="none") as loop:
+        monkeypatch.setattr(loop._agent, "send", lambda *messages: sent.extend(messages))
+        for number in (7, -5, 1.5, 2**60, float("nan"), "9", 8.0, None, 2**53):
+            with loop.step(number) as step:  # type: ignore[arg-type]
+                step.report(loss=1.0)
+    assert [one.step for one in sent if isinstance(one, Step)] == [7, 8, 9, 2**53]
+    assert [one.step for one in sent if isinstance(one, Summary)] == [7, 8, 9, 2**53]
+    why = "step -5 is not recorded; legal: a whole number from 0 to 9007199254740992"
+    assert caplog.messages == [why]
+    assert [one.text for one in sent if isinstance(one, Event)] == [
+        f"{why}; further such steps are not reported"
+    ]
+
+
+def test_a_rank_whose_step_number_is_refused_still_takes_part_in_the_vote() -> None:
+    """The other ranks wait for its part of the exchange."""
+    exchanged: list[bytes] = []
+
+    def agree(own: bytes) -> list[bytes]:
+        exchanged.append(own)
+        return [own, own]
+
+    with agents.join(run="a", rank=1, world=2, agree=agree, hub="none") as loop:
+        at_start = len(exchanged)
+        for number in (0, -5, 1):
+            with loop.step(number):
+                pass
+    assert len(exchanged) - at_start == 3

@@ -2,11 +2,14 @@
 torch."""
 
 import errno
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from agents.protocol import Value
 from agents.rundir.run_folder import make_folder
 from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import LOCK, lock_folder
-from engine.checkpoint.manifest import MANIFEST, PARTIAL, IncompleteError, Manifest, folder_name
+from engine.checkpoint.manifest import MANIFEST, OLD, PARTIAL, IncompleteError, Manifest, folder_name
 from engine.checkpoint.reading import complete_checkpoints, read
 from engine.checkpoint.resume_point import (
     Start,
@@ -161,6 +164,51 @@ def test_a_step_saved_again_replaces_the_old_checkpoint_and_is_the_newest(tmp_pa
     assert read(again).manifest.layout.knobs.lr_scale == 2.0
     prune(tmp_path, 1)
     assert steps(tmp_path) == [4]
+
+
+class Killed(BaseException):
+    """The process is killed."""
+
+
+@pytest.mark.parametrize("leftover", [False, True], ids=["", "after a killed save"])
+def test_a_save_that_is_killed_anywhere_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: bool
+) -> None:
+    """A resumed run saves step 4 again and is killed before each operation on the file system in turn. The next process
+    finds the checkpoint of step 4, old or new, and saves it again."""
+    for kill_at in range(200):
+        folder = tmp_path / f"{leftover}-{kill_at}"
+        save(folder, 2)
+        save(folder, 4)
+        if leftover:
+            shutil.copytree(folder / "step-4", folder / f"step-4{OLD}")
+        with monkeypatch.context() as patch:
+            count = itertools.count()
+            for name in ("rename", "unlink", "rmdir", "fsync"):
+                patch.setattr(os, name, dying(getattr(os, name), count, kill_at))
+            try:
+                save(folder, 4, with_knob_values(LAYOUT, {"lr_scale": 2.0}))
+                prune(folder, 2)
+                killed = False
+            except Killed:
+                killed = True
+        remove_partial(folder)  # by the next process
+        assert {*steps(folder)} == {2, 4}, kill_at
+        save(folder, 4)
+        prune(folder, 1)
+        assert [path.name for path in folder.iterdir()] == ["step-4"], kill_at
+        if not killed:
+            assert kill_at > 6
+            return
+
+
+def dying(operation: Callable[..., object], count: Iterator[int], kill_at: int) -> Callable[..., object]:
+    def run(*arguments: object, **named: object) -> object:
+        if next(count) == kill_at:
+            raise Killed
+        return operation(*arguments, **named)
+
+    return run
 
 
 def test_partial_folders_of_a_killed_save_are_removed(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class InBackground(Axis):
         self.size = 2
 
     def _started(self) -> AsyncCollective:
-        return AsyncCollective(self, "exchange", 0, (Slow(0.0),))
+        return AsyncCollective(self, "exchange", 0, (Slow(Host(), 0.0),))
 
     def start_row_exchange(
         self, x: torch.Tensor, async_op: bool = False

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
+from agents.loop.loop import step_number
 from cockpit.export.incoming import runs as exported
 from cockpit.export.incoming.exports import METRICS, Quantity, metrics_of
 from cockpit.export.incoming.receiver import Receiver
@@ -31,16 +32,22 @@ class Noted:
         self.runs = ExportedRuns("", lambda _: None, lambda: self.now_s)
         self.receiver = Receiver(self.runs, {**METRICS, "n": Quantity("step")})
 
-    def begin(self, number: int) -> Any:
+    def begin(self, number: float) -> Any:
         self._values: dict[str, Any] = {}
-        self._number = number
+        self.recorded, self.number = True, 0
+        try:
+            self.number = step_number(number, 0)
+        except ValueError as error:
+            self.recorded = False
+            self.event(str(error))
         return self
 
     def report(self, **values: Any) -> None:
         self._values |= values
 
     def end(self, _: object, step_ms: float) -> None:
-        self.steps.append((self._number, step_ms, self._values))
+        if self.recorded:
+            self.steps.append((self.number, step_ms, self._values))
 
     def event(self, text: str, level: str = "info", facts: object = None) -> None:
         self.events.append(text)

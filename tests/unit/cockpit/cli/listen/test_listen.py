@@ -198,6 +198,14 @@ def test_hostile_numbers_are_left_out_and_a_nan_loss_is_shown(noted: Noted) -> N
     ]
 
 
+def test_a_step_number_that_is_not_legal_is_refused_not_changed(noted: Noted) -> None:
+    for step_ms, number in enumerate((3.0, 1.5, -5.0, 2.0**60, 4.0), 10):
+        noted.take(request(("cockpit.train.step_ms", {"as_int": step_ms}), ("n", {"as_double": number})))
+    assert [number for number, *_ in noted.steps] == [3, 4]
+    refused = [text.split(";")[0] for text in noted.events if "is not recorded" in text]
+    assert refused == [f"step {number} is not recorded" for number in (1.5, -5.0, 2.0**60)]
+
+
 def test_runs_end_and_are_limited(noted: Noted) -> None:
     for number in range(exported.MOST_RUNS):
         noted.take(request((STEP_MS, {"count": 1, "sum": 1.0}), run_id=str(number)))

@@ -1,7 +1,6 @@
 """`hub.json` in a run's folder: how to reach the hub of the run."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.failure_file import last_failure
 from agents.rundir.local_machine import process_state, this_host
 from agents.transport.addresses import Endpoints
+from agents.transport.open_files import replace_file
 
 HUB_FILE = "hub.json"
 HUB_FILE_BYTES = 64 << 10  # maximum number of bytes read; a real file has a few hundred
@@ -54,9 +54,7 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
 def write_hub_file(folder: Path, hub: HubFile) -> None:
     """Replace `hub.json` atomically."""
     text = msgspec.json.format(msgspec.json.encode(hub), indent=2)
-    unfinished = folder / f".{HUB_FILE}.{os.getpid()}"
-    unfinished.write_bytes(text + b"\n")
-    unfinished.replace(folder / HUB_FILE)
+    replace_file(folder / HUB_FILE, text + b"\n")
 
 
 def read_hub_file(folder: Path) -> HubFile:

@@ -11,7 +11,7 @@ from agents.rank.provenance import provenance
 from agents.rundir.hub_supervisor import hub_of, kept, named_hub, say
 from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
-from engine.config.toml import write_layout
+from engine.config.toml import write_copy, write_layout
 from engine.launch.run_folder import make_folder
 from engine.launch.supervision.signals import Signals
 from engine.planner.hardware.description import Hardware
@@ -52,7 +52,7 @@ def simulate_layout(
     say("".join(f"{line}\n" for line in (*advice(layout), *_does_not_fit(simulator))))
     write_layout(layout, folder)
     if scenario.text:
-        (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
+        write_copy(folder / SCENARIO_FILE, scenario.text)
     with Signals() as signals, hub_of(hub, layout.run.name, folder, listen=listen) as (reached, supervisor):
         endpoint, key, _, _ = reached or (None, None, None, None)
         on_start(folder.name)

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from agents.rundir.hub_supervisor import say
+from agents.transport.open_files import descriptor_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 LOG = "engine.log"  # name of the file in the run's folder
 STDOUT, STDERR = 1, 2
-# O_NONBLOCK: if the file is a pipe without a reader, opening it fails instead of waiting. O_NOFOLLOW: do not follow
-# symbolic links.
-APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class LogFile(io.FileIO):
@@ -28,7 +26,7 @@ class LogFile(io.FileIO):
     """
 
     def __init__(self, path: Path):
-        super().__init__(os.open(path, APPENDING, 0o666), "w")
+        super().__init__(descriptor_of(path, os.O_WRONLY | os.O_APPEND), "w")
         self.name = str(path)
         self.failed = mmap.mmap(-1, 1)
         self._missing = 0

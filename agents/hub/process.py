@@ -28,7 +28,7 @@ from agents.rundir.socket_directory import (
 from agents.transport.addresses import LEGAL as LEGAL_LISTEN
 from agents.transport.addresses import Endpoints, listen_address
 from agents.transport.curve_keys import KeyStore, keys_folder
-from agents.transport.open_files import check_room, raise_file_limit
+from agents.transport.limits import check_room, raise_file_limit
 
 
 def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:

@@ -19,7 +19,7 @@ from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.stacks import Recorder
 from agents.transport.curve_keys import Key
-from agents.transport.open_files import NoRoomError
+from agents.transport.limits import NoRoomError
 from agents.transport.reach import Fallback
 
 log = logging.getLogger("agents")

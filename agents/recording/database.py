@@ -5,7 +5,6 @@ hub ends. If a write-ahead log is incomplete or damaged, SQLite reads it up to t
 """
 
 import os
-import secrets
 import sqlite3
 import struct
 import time
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from agents.rundir.bounded_read import check_ordinary
+from agents.rundir.bounded_read import check_ordinary, open_ordinary
+from agents.transport.open_files import check_writable, replacing
 
 BESIDE: Final = ("", "-wal", "-shm")  # suffixes of a database's files in WAL mode
 # Header of a log: magic, version, page size, checkpoint, two salts, two checksums.
@@ -82,9 +82,16 @@ def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
         return _opened(path, "mode=ro&immutable=1", QUICK_S), ""
 
 
-def check_files(path: Path) -> None:
-    """Raise OSError if one of the database's files is not a regular file, because SQLite would block on a pipe."""
-    check_ordinary(*(path.with_name(path.name + beside) for beside in BESIDE))
+def check_files(path: Path, written: bool = False) -> None:
+    """Raise OSError if one of the database's files is not a regular file, because SQLite would block on a pipe. If the
+    database is to be written, the files must not be links either; raises sqlite3.OperationalError then."""
+    files = [path.with_name(path.name + beside) for beside in BESIDE]
+    if not written:
+        return check_ordinary(*files)
+    try:
+        return check_writable(*files)
+    except OSError as error:
+        raise sqlite3.OperationalError(f"{error.filename} is {error.strerror}") from None
 
 
 def _opened(path: Path, how: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
@@ -112,20 +119,15 @@ def put_back(db: sqlite3.Connection, path: Path) -> None:
 
     Raises sqlite3.Error or OSError if the file cannot be restored; `db` then remains open and unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with replacing(path) as unfinished:
         copy = sqlite3.connect(unfinished)
         try:
             db.backup(copy)
         finally:
             copy.close()
-    except (sqlite3.Error, OSError):
-        unfinished.unlink(missing_ok=True)
-        raise
-    db.close()
-    for beside in BESIDE[1:]:  # SQLite would apply the old log to the new file
-        path.with_name(path.name + beside).unlink(missing_ok=True)
-    unfinished.replace(path)
+        db.close()
+        for beside in BESIDE[1:]:  # SQLite would apply the old log to the new file
+            path.with_name(path.name + beside).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -178,7 +180,7 @@ def _frames(log: Path, page: int) -> Iterator[_Frame]:
     by one, contain other salts."""
     if not log.exists():
         return
-    with log.open("rb") as file:
+    with open_ordinary(log) as file:
         head = file.read(HEADER.size)
         if len(head) < HEADER.size:
             return

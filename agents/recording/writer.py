@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Raw
 
 from agents.protocol import VERSION
-from agents.recording.database import Database, OpenFile, put_back, torn
+from agents.recording.database import Database, OpenFile, check_files, put_back, torn
 from agents.recording.format import (
     ROW_COLUMNS,
     SCHEMA,
@@ -67,6 +67,7 @@ class RecordingWriter:
         self._segment = max((*self._full, *self._thin), default=0)
 
     def _connect(self) -> sqlite3.Connection:
+        check_files(self._path, written=True)
         db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=BUSY_S, factory=Database)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")

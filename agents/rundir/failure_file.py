@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from agents.rundir.bounded_read import open_ordinary
+from agents.transport.open_files import append_text
 
 # The launcher writes one line with date, time and cause, followed by the reports of the ranks.
 FAILURE_FILE = "failure.txt"
@@ -39,5 +40,5 @@ def forget_failure(folder: Path) -> None:
     Earlier failure reports are not deleted from the file.
     """
     if last_failure(folder):
-        with contextlib.suppress(OSError), (folder / FAILURE_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {STARTED_AGAIN}\n")
+        with contextlib.suppress(OSError):
+            append_text(folder / FAILURE_FILE, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {STARTED_AGAIN}\n")

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import secrets
 import time
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -17,7 +16,7 @@ from agents.rundir.failure_file import last_failure
 from agents.rundir.local_machine import Machine, process_state, this_host, this_machine
 from agents.rundir.socket_directory import socket_answers
 from agents.transport.addresses import Endpoints
-from agents.transport.open_files import open_lock
+from agents.transport.open_files import open_lock, replace_file
 
 HUB_FILE = "hub.json"
 LOCK_FILE = ".hub.lock"
@@ -89,9 +88,7 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
 def write_hub_file(folder: Path, hub: HubFile) -> None:
     """Replace `hub.json` atomically."""
     text = msgspec.json.format(msgspec.json.encode(hub), indent=2)
-    unfinished = folder / f".{HUB_FILE}.{secrets.token_hex(8)}"
-    unfinished.write_bytes(text + b"\n")
-    unfinished.replace(folder / HUB_FILE)
+    replace_file(folder / HUB_FILE, text + b"\n")
 
 
 def read_hub_file(folder: Path) -> HubFile:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from agents.rundir.alert_target import alert_target
@@ -20,6 +21,7 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory, 
 from agents.rundir.standard_streams import say as say
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
 from agents.transport.curve_keys import find_key, key_folder
+from agents.transport.open_files import append_text, open_to_append
 from agents.transport.reach import Reach
 from agents.transport.roles import Role
 
@@ -51,6 +53,7 @@ class HubSupervisor:
         self._hub: subprocess.Popen[bytes] | None = None
         self._starts: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
         self._due = 0.0  # monotonic time at which to start the hub again
+        self._without_log = False  # whether the log cannot be opened
         self.failing = False  # whether the process has died `RESTARTS_A_MINUTE` times in a minute
 
     @property
@@ -64,7 +67,7 @@ class HubSupervisor:
         """
         self._starts.append(time.monotonic())
         try:
-            with self._log.open("ab") as log:
+            with self._open_log() as log:
                 # Its own process group: Ctrl-C then reaches only the launcher, which ends the hub last.
                 self._hub = subprocess.Popen(
                     self._argv,
@@ -108,8 +111,17 @@ class HubSupervisor:
 
     def _note(self, text: str) -> None:
         """Write a line to the hub's log, because a killed hub cannot write one itself."""
-        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        with suppress(OSError):
+            append_text(self._log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def _open_log(self) -> FileIO:
+        try:
+            return open_to_append(self._log)
+        except OSError as error:
+            if not self._without_log:
+                self._without_log = True
+                say(f"cannot write {self._log}: {error.strerror}; the {self._what} runs without it\n")
+            return open(os.devnull, "wb", buffering=0)
 
     def close(self) -> None:
         """End the hub with `END_SIGNAL`, and after `CLOSE_S` seconds with SIGKILL; a hub with a notification command

@@ -1,73 +1,86 @@
-"""Limits of a process on open files, which also limit its connections, and on threads; opens lock files."""
+"""Opens the files of a run's folder for writing. Another user may have put a link or a pipe in their place.
 
+A link is not followed, because the write would change the file it points to; a pipe is refused, because opening it, or
+a write to it, could block.
+"""
+
+import contextlib
 import errno
 import os
-import resource
+import secrets
 import stat
-import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
-from agents.protocol.base import RunError
-
-FILES = 65_536  # each connection takes one descriptor
-# What a socket of libzmq needs at most: 6 descriptors, 3 more with a monitor and 1 for each connection; 2 threads.
-ROOM_FILES, ROOM_THREADS = 10, 3
+_SAFE = os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class NoRoomError(RunError):
-    """This process cannot open the files or start the threads that a connection needs."""
-
-
-def check_room() -> None:
-    """Raise NoRoomError if this process is so close to its limits that libzmq could not start. libzmq would not report
-    an error then: it aborts the process. Once it has started, it can wait until a descriptor is free."""
-    over, threads = threading.Event(), list[threading.Thread]()
+def descriptor_of(path: Path, flags: int) -> int:
+    """Open a file with `flags`, and create it if needed. Raises OSError, with the reason in `strerror`, if `path` is a
+    link or not a regular file."""
     try:
-        with ExitStack() as stack:
-            for _ in range(ROOM_FILES):
-                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            for _ in range(ROOM_THREADS):
-                thread = threading.Thread(target=over.wait, daemon=True)
-                thread.start()
-                threads.append(thread)
+        descriptor = os.open(path, _SAFE | flags, 0o666)
     except OSError as error:
-        raise NoRoomError(
-            f"no connection to the hub, which needs {ROOM_FILES} free file descriptors: {error.strerror} (limit: "
-            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}, see ulimit -n)"
-        ) from None
-    except (RuntimeError, MemoryError):
-        raise NoRoomError(
-            f"no connection to the hub, which needs {ROOM_THREADS} more threads than this process may start (see "
-            "ulimit -u and ulimit -v)"
-        ) from None
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-def raise_file_limit() -> None:
-    """Raise the limit on open files to `FILES`, or to the maximum that the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def open_lock(path: Path) -> BinaryIO:
-    """Open a file for locking, and create it if needed. This function does not write to the file. A symbolic link is
-    not followed, because another user may have placed it. Raises OSError if `path` is a link or not a regular file."""
-    try:
-        descriptor = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
-        )
-    except OSError as error:
-        raise OSError(
-            error.errno, f"{path.name} is a link" if path.is_symlink() else error.strerror
-        ) from None
+        raise OSError(error.errno, _odd(path) or error.strerror, str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
-    return os.fdopen(descriptor, "rb+", buffering=0)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def open_to_append(path: Path, truncate: bool = False) -> FileIO:
+    """Open a file, unbuffered; each write goes to the end of the file. Raises OSError as `descriptor_of` does."""
+    descriptor = descriptor_of(path, os.O_WRONLY | os.O_APPEND | (os.O_TRUNC if truncate else 0))
+    return open(descriptor, "ab", buffering=0)
+
+
+def open_lock(path: Path) -> FileIO:
+    """Open a file for locking. This function does not write to the file. Raises OSError as `descriptor_of` does."""
+    return open(descriptor_of(path, os.O_RDWR), "rb+", buffering=0)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append `text` in UTF-8. Raises OSError as `open_to_append` does."""
+    with open_to_append(path) as file:
+        left = memoryview(text.encode(errors="backslashreplace"))
+        while left:
+            left = left[file.write(left) or 0 :]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a new, empty file beside `path`, which replaces `path` when the block ends without an error. So
+    a reader never sees a part of the file, and if `path` is a link, the link is replaced. Raises OSError."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        os.close(descriptor_of(unfinished, os.O_WRONLY | os.O_EXCL))
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file, as with `replacing`. Raises OSError."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def check_writable(*paths: Path) -> None:
+    """Raise OSError if a path exists and is a link or not a regular file. Call this function before a library opens the
+    paths for writing."""
+    for path in paths:
+        if why := _odd(path):
+            raise OSError(errno.EINVAL, why, str(path))
+
+
+def _odd(path: Path) -> str:
+    """Why the file at `path` is not used; "" if it is a regular file or does not exist."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    return "a link" if stat.S_ISLNK(mode) else "" if stat.S_ISREG(mode) else "not a regular file"

@@ -16,7 +16,7 @@ from agents import protocol
 from agents.protocol.base import RunError
 from agents.transport.addresses import is_tcp
 from agents.transport.curve_keys import Key
-from agents.transport.open_files import check_room
+from agents.transport.limits import check_room
 
 RECONNECT_S = 2.0
 # Number of consecutive failures before a report; a single failure may be due to a hub that is being killed.

@@ -15,6 +15,7 @@ from agents.protocol.base import RunError
 from agents.rundir.hub_supervisor import say
 
 STARTUP = Path(__file__).parent / "startup"
+WITHOUT = "cockpit wrap: the program runs without the cockpit"
 WATCHED, RUN, HUB = "COCKPIT_WRAP", "COCKPIT_WRAP_RUN", "COCKPIT_WRAP_HUB"
 
 
@@ -46,8 +47,7 @@ def wrap(words: Sequence[str], run: str | None = None, hub: str = "auto") -> Non
     """Replace this process with the command `words`. Raises RunError if there is no such command."""
     environ = wrapped_environment(os.environ, run, hub)
     if ignored := ignores_startup(words):
-        why = f"python {ignored} ignores PYTHONPATH and sitecustomize.py"
-        say(f"cockpit wrap: the program runs without the cockpit: {why}\n")
+        say(f"{WITHOUT}: python {ignored} ignores PYTHONPATH or sitecustomize.py\n")
     program = shutil.which(words[0])
     if program is None:
         raise RunError(

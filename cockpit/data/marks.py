@@ -5,9 +5,7 @@ If the folder cannot be written or is on another machine, marks last until this 
 written the file, so every value in it is validated.
 """
 
-import contextlib
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from agents.rundir.bounded_read import read_ordinary
+from agents.transport.open_files import replace_file
 from cockpit.data.format import clean
 
 FILE = "marks.json"
@@ -114,13 +113,9 @@ class NamedMarks:
         """Write a temporary file and rename it, so that a reader never sees a partial file."""
         if self._path is None or self.note:
             return
-        beside = self._path.with_name(f".{FILE}.{secrets.token_hex(8)}")
         try:
-            beside.write_bytes(msgspec.json.format(msgspec.json.encode(_File(list(self)))))
-            beside.replace(self._path)
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(_File(list(self)))))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
             self._fail(f"{self._path} cannot be written: {error.strerror}")
 
     def _fail(self, why: str) -> None:

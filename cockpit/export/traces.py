@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from agents.rundir.bounded_read import open_ordinary
+
 PLACE = "cockpit"  # key under which the engine writes the rank and its coordinates
 PROCESS = ("process_name", "process_labels", "process_sort_index")
 FLOWS = 1 << 32  # number of flow ids per rank; a flow id of rank 2**20 is still exact in JSON
@@ -57,7 +59,8 @@ def _write(file: TextIO, events: Iterable[Event], first: bool) -> int:
 def _read(path: Path) -> dict[str, Any]:
     """The trace in `path`, with only those events that are well formed and belong to a process."""
     try:
-        trace = json.loads(path.read_bytes())
+        with open_ordinary(path) as file:
+            trace = json.loads(file.read())
     except ValueError as error:
         raise TraceError(f"{path} is not JSON: {error}") from None
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):

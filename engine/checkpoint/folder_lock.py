@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agents.rundir.runs import RunError
+from agents.transport.open_files import open_lock
 
 LOCK = ".lock"  # the file's content names the process that holds the lock
+MOST_BYTES = 300
 WAIT_S = 3.0  # how long to wait for the lock, because a killed run takes a moment to release it
 
 
@@ -27,15 +29,14 @@ def lock_folder(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+")
+        lock = open_lock(folder / LOCK)
     except OSError as error:
         raise RunError(f"cannot save in {folder}: {error.strerror}") from None
     with lock:
         end = time.monotonic() + wait_s
         while not _locked(lock.fileno(), folder, warn):
             if time.monotonic() >= end:
-                lock.seek(0)
-                holder = lock.read().strip() or "another process"
+                holder = lock.read(MOST_BYTES).decode(errors="replace").strip() or "another process"
                 raise RunError(
                     f"{folder} is in use by {holder}, whose run has not ended; end it first, "
                     "or choose another folder with --run-dir"
@@ -43,8 +44,7 @@ def lock_folder(
             time.sleep(0.05)
         with suppress(OSError):  # if the disk is full, the folder is locked without the holder's name
             lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.hub_supervisor import say
+from agents.transport.open_files import replace_file
 from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
@@ -153,12 +154,14 @@ def to_toml(layout: Layout) -> str:
 
 def write_layout(layout: Layout, folder: Path) -> None:
     """Write the layout to ``layout.toml`` in the run's folder; if that fails, warn on stderr and continue."""
-    path, unfinished = folder / LAYOUT_FILE, folder / f".{LAYOUT_FILE}"
+    text = f"# The layout that this run was started with, overrides included.\n\n{to_toml(layout)}"
+    write_copy(folder / LAYOUT_FILE, text)
+
+
+def write_copy(path: Path, text: str) -> None:
+    """Write a file that only documents the run; if that fails, warn on stderr and continue."""
     try:
-        unfinished.write_text(
-            f"# The layout that this run was started with, overrides included.\n\n{to_toml(layout)}", "utf-8"
-        )
-        unfinished.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
         say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
 

@@ -1,7 +1,6 @@
 """Profiles steps with torch.profiler, on an operator's request."""
 
 import json
-import os
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import torch
 
 from agents.protocol import Legal, Value
 from agents.rank.knob_board import Knob, Values
+from agents.transport.open_files import replacing
 from engine.config.grid import Grid
 
 PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # the trace of one step of a small model takes a few megabytes
@@ -190,9 +190,8 @@ class Profiler:
         why = ""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            unfinished = traced.path.with_suffix(".partial")
-            profile.export_chrome_trace(str(unfinished))
-            os.replace(unfinished, traced.path)  # a reader never sees a part of a trace
+            with replacing(traced.path) as unfinished:
+                profile.export_chrome_trace(str(unfinished))
         except (OSError, RuntimeError) as error:
             why = str(error).partition("\n")[0] or type(error).__name__
         self._finished.append(replace(traced, why=why))

@@ -12,7 +12,7 @@ from agents.rundir.run_folder import make_folder, stamped
 from engine.checkpoint.folder_lock import lock_folder
 from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
-from engine.config.toml import write_layout
+from engine.config.toml import write_copy, write_layout
 from engine.launch.supervision.signals import Signals
 from engine.planner.hardware.description import Hardware
 from engine.simulate.scenario import Scenario
@@ -58,7 +58,7 @@ def simulate_layout(
     ):
         write_layout(layout, folder)
         if scenario.text:
-            (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
+            write_copy(folder / SCENARIO_FILE, scenario.text)
         endpoint, key, _, _ = reached or (None, None, None, None)
         on_start(folder.name)
         ranks = ManyRanks(layout.run.name, endpoint, key)

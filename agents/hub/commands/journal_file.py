@@ -34,7 +34,7 @@ from agents.recording.commands import (
     trial_of,
     trial_row,
 )
-from agents.recording.database import Database, OpenFile, put_back, readable, torn
+from agents.recording.database import Database, OpenFile, check_files, put_back, readable, torn
 
 PRUNE = (
     "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
@@ -128,6 +128,7 @@ class JournalFile:
         self._db.close()
 
     def _connect(self, timeout_s: float) -> sqlite3.Connection:
+        check_files(self._path, written=True)
         db = sqlite3.connect(
             self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s, factory=Database
         )

@@ -24,7 +24,7 @@ from agents.rundir.socket_directory import (
 )
 from agents.transport.addresses import is_tcp
 from agents.transport.curve_keys import find_key, key_folder
-from agents.transport.open_files import raise_file_limit
+from agents.transport.limits import raise_file_limit
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.roles import Role
 from agents.transport.server_sockets import ServerSocket

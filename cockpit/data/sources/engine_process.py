@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from agents.rundir.bounded_read import open_ordinary
+from agents.transport.open_files import open_to_append
+
 GRACE_S = 15.0
 LOG = "engine.log"
 TAIL_BYTES = 64 << 10
@@ -25,7 +28,7 @@ class EngineProcess:
         self.log = folder / LOG
         words = [sys.executable, "-m", "engine", command, str(layout), *arguments, "--run-dir", str(folder)]
         words.append("--end-with-parent")  # the engine then also ends if the cockpit is killed
-        with self.log.open("wb") as output:
+        with open_to_append(self.log, truncate=True) as output:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
@@ -49,7 +52,7 @@ class EngineProcess:
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines that the engine printed."""
-        with contextlib.suppress(OSError), self.log.open("rb") as log:
+        with contextlib.suppress(OSError), open_ordinary(self.log) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()][
                 -count:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 
 from agents.rundir.hub_supervisor import say
+from agents.transport.open_files import descriptor_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 LOG = "engine.log"  # name of the file in the run's folder
 STDOUT, STDERR = 1, 2
 NAMES = {STDOUT: "standard output", STDERR: "standard error"}
-# O_NONBLOCK: if the file is a pipe without a reader, opening it fails instead of waiting. O_NOFOLLOW: do not follow
-# symbolic links.
-APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 QUEUE_BYTES = 1 << 18  # maximum size of the queue in front of a stream; about 250 lines of `--json`
 # While the queue is full, the run waits for its reader: this long in total until the queue is empty again.
@@ -141,7 +139,7 @@ class StandardOutput:
         """Also append all further output to ``engine.log`` in `folder`."""
         path = folder / LOG
         try:
-            log = os.open(path, APPENDING, 0o666)
+            log = descriptor_of(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
             return

@@ -15,6 +15,7 @@ import msgspec
 
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
+from agents.transport.open_files import append_text
 from engine.config.refusal import RefusedError
 from engine.rendezvous import LastOperation
 
@@ -198,15 +199,11 @@ def report_failure(
 def _write_reports(
     root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], path: Path
 ) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence(root, name_of_rank(root.rank))}\n")
-        for outcome in outcomes:
-            file.write(f"\n{_line(outcome, name_of_rank(outcome.rank))}\n")
-            if outcome.report:
-                file.write(outcome.report.traceback)
-            if outcome.stacks:
-                file.write(outcome.stacks)
-        file.write("\n")
+    parts = [f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence(root, name_of_rank(root.rank))}\n"]
+    for outcome in outcomes:
+        parts.append(f"\n{_line(outcome, name_of_rank(outcome.rank))}\n")
+        parts += [outcome.report.traceback if outcome.report else "", outcome.stacks or ""]
+    append_text(path, "".join(parts) + "\n")
 
 
 def _line(outcome: Outcome, name: str) -> str:

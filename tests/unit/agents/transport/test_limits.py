@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.rank.agent import Agent
-from agents.transport.open_files import NoRoomError
+from agents.transport.limits import NoRoomError
 from agents.transport.reconnecting import ReconnectingSocket
 
 CONNECTED, REFUSED = 10, 11

@@ -172,13 +172,14 @@ class Weights:
         self._files.close()
 
     def _places(self) -> dict[str, str]:
-        """For each tensor name, the file that contains the tensor."""
-        if not (self._source / SHARDS).exists():
-            if not (self._source / SINGLE).exists():
-                raise RefusedError(
-                    f"{self._source} has no safetensors; legal: {SINGLE}, or {SHARDS} and its files"
-                )
+        """For each tensor name, the file that contains the tensor. Like transformers, reads no index beside a single
+        file, and all tensors of the files that an index lists."""
+        if (self._source / SINGLE).exists():
             return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        if not (self._source / SHARDS).exists():
+            raise RefusedError(
+                f"{self._source} has no safetensors; legal: {SINGLE}, or {SHARDS} and its files"
+            )
         path = self._source / SHARDS
         try:
             index = json.loads(read_ordinary(path, MAX_INDEX_BYTES))
@@ -199,6 +200,12 @@ class Weights:
                 raise RefusedError(
                     f"{self._source / file} lacks the tensor {shown(name)}, although {SHARDS} lists it"
                 )
+        for file in self._open:
+            for name in self._file(file).keys():  # noqa: SIM118 - not a dict
+                if places.get(name) != file:
+                    raise RefusedError(
+                        f"{self._source / file} has the tensor {shown(name)}, which {SHARDS} does not list there"
+                    )
         return places
 
     def _file(self, name: str) -> Any:

@@ -84,7 +84,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
             config = {key: value for key, value in config.items() if key not in PREDICTIONS}
             config[PREDICTIONS[0]] = 0
         wanted = weights.without_copies(wanted)
-        folder = target / "checkpoints"
+        folder, existed = target / "checkpoints", target.exists()
         partial = folder / f"{folder_name(0)}{PARTIAL}"
         try:
             partial.mkdir(parents=True)
@@ -105,11 +105,10 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
             )
             sealed = seal(partial, manifest, {FROM_HUGGING_FACE: total, INDEX: zlib.crc32(raw)})
             write_layout(layout, target)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException as error:
+            shutil.rmtree(folder if existed else target, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
             raise
     count = sum(_size(entry) for entry in wanted)
     size = sum(sealed.manifest.files.values())

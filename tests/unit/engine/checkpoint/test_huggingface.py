@@ -228,7 +228,7 @@ def refused(folder: Path, says: str, overrides: list[str] | None = None) -> None
     with pytest.raises(RefusedError) as caught:
         import_folder(folder / "hf", folder / "run", overrides or [])
     assert says in str(caught.value) and "\n" not in str(caught.value)
-    assert not (folder / "run" / "checkpoints").exists()
+    assert not (folder / "run").exists()
 
 
 def test_refuses_hostile_files(tmp_path: Path) -> None:

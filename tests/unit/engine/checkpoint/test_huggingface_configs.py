@@ -404,7 +404,7 @@ def test_a_config_allocates_nothing_that_the_files_do_not_have(tmp_path: Path) -
         "qk_rope_head_dim": 2**20,
         "n_group": 1,
     }
-    heads |= {"topk_group": 1, "num_hidden_layers": 4, "q_lora_rank": None}
+    heads |= {"topk_group": 1, "num_hidden_layers": 4, "q_lora_rank": None, "num_key_value_heads": None}
     for config, width in ((experts, 32), (heads, 1024)):
         whole = config | {"hidden_size": width, "vocab_size": 300}
         (tmp_path / "hf" / "config.json").write_text(json.dumps(whole))

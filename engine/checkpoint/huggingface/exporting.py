@@ -49,9 +49,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."), checkpoint.manifest.huggingface)
     index = read_index(checkpoint.folder, files)
     wanted = []
-    for entry in entries(
-        model, config["model_type"]
-    ):  # a manifest may claim more tensors than fit into memory
+    # Stops at the first missing tensor: a manifest may claim more tensors than fit into memory.
+    for entry in entries(model, config["model_type"]):
         if _unbiased(checkpoint, index, entry):
             continue
         if f"model.{entry.ours}" not in index:

@@ -48,15 +48,17 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."), checkpoint.manifest.huggingface)
     index = read_index(checkpoint.folder, files)
-    wanted = [
-        entry for entry in entries(model, config["model_type"]) if not _unbiased(checkpoint, index, entry)
-    ]
-    for entry in wanted:
+    wanted = []
+    # Stops at the first missing tensor: a manifest may claim more tensors than fit into memory.
+    for entry in entries(model, config["model_type"]):
+        if _unbiased(checkpoint, index, entry):
+            continue
         if f"model.{entry.ours}" not in index:
             raise RefusedError(f"{checkpoint.folder} lacks the tensor model.{entry.ours}")
         shape = index[f"model.{entry.ours}"].shape
         if prod(shape) != prod(entry.shape):
             raise RefusedError(f"{checkpoint.folder}: model.{entry.ours} has the shape {list(shape)}")
+        wanted.append(entry)
     if target.exists():
         raise RefusedError(f"{target} already exists; legal: a new folder")
     partial = target.with_name(f".{target.name}{PARTIAL}")

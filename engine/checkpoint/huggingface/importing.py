@@ -84,7 +84,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
             config = {key: value for key, value in config.items() if key not in PREDICTIONS}
             config[PREDICTIONS[0]] = 0
         wanted = weights.without_copies(wanted)
-        folder = target / "checkpoints"
+        folder, existed = target / "checkpoints", target.exists()
         partial = folder / f"{folder_name(0)}{PARTIAL}"
         try:
             partial.mkdir(parents=True)
@@ -105,11 +105,10 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
             )
             sealed = seal(partial, manifest, {FROM_HUGGING_FACE: total, INDEX: zlib.crc32(raw)})
             write_layout(layout, target)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException as error:
+            shutil.rmtree(folder if existed else target, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
             raise
     count = sum(_size(entry) for entry in wanted)
     size = sum(sealed.manifest.files.values())
@@ -172,13 +171,14 @@ class Weights:
         self._files.close()
 
     def _places(self) -> dict[str, str]:
-        """For each tensor name, the file that contains the tensor."""
-        if not (self._source / SHARDS).exists():
-            if not (self._source / SINGLE).exists():
-                raise RefusedError(
-                    f"{self._source} has no safetensors; legal: {SINGLE}, or {SHARDS} and its files"
-                )
+        """For each tensor name, the file that contains the tensor. Like transformers, reads no index beside a single
+        file, and all tensors of the files that an index lists."""
+        if (self._source / SINGLE).exists():
             return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        if not (self._source / SHARDS).exists():
+            raise RefusedError(
+                f"{self._source} has no safetensors; legal: {SINGLE}, or {SHARDS} and its files"
+            )
         path = self._source / SHARDS
         try:
             index = json.loads(read_ordinary(path, MAX_INDEX_BYTES))
@@ -199,6 +199,12 @@ class Weights:
                 raise RefusedError(
                     f"{self._source / file} lacks the tensor {shown(name)}, although {SHARDS} lists it"
                 )
+        for file in self._open:
+            for name in self._file(file).keys():  # noqa: SIM118 - not a dict
+                if places.get(name) != file:
+                    raise RefusedError(
+                        f"{self._source / file} has the tensor {shown(name)}, which {SHARDS} does not list there"
+                    )
         return places
 
     def _file(self, name: str) -> Any:

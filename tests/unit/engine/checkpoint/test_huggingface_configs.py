@@ -14,6 +14,7 @@ from engine.checkpoint.huggingface.architectures import ARCHITECTURES, config_of
 from engine.checkpoint.huggingface.exporting import export_checkpoint
 from engine.checkpoint.huggingface.importing import import_folder
 from engine.checkpoint.huggingface.tensors import entries
+from engine.checkpoint.manifest import MANIFEST
 from engine.checkpoint.resume_point import find_start
 from engine.config.refusal import RefusedError
 from engine.config.sections.model import Model
@@ -21,6 +22,7 @@ from engine.config.toml import LAYOUT_FILE, load
 from engine.sampling.settings import sampling_layout
 from engine.train.batches.corpus import read_text, validation_text
 from tests.unit.engine.checkpoint import transformers_defaults
+from tests.unit.engine.checkpoint.test_hostile_checkpoint import sign
 from tests.unit.engine.checkpoint.test_huggingface import STEP, ours, refused, tokens
 from tests.unit.engine.checkpoint.tiny_models import COMMON, LENGTH, MODELS, saved_model
 
@@ -402,7 +404,7 @@ def test_a_config_allocates_nothing_that_the_files_do_not_have(tmp_path: Path) -
         "qk_rope_head_dim": 2**20,
         "n_group": 1,
     }
-    heads |= {"topk_group": 1, "num_hidden_layers": 4, "q_lora_rank": None}
+    heads |= {"topk_group": 1, "num_hidden_layers": 4, "q_lora_rank": None, "num_key_value_heads": None}
     for config, width in ((experts, 32), (heads, 1024)):
         whole = config | {"hidden_size": width, "vocab_size": 300}
         (tmp_path / "hf" / "config.json").write_text(json.dumps(whole))
@@ -418,3 +420,19 @@ def test_a_config_allocates_nothing_that_the_files_do_not_have(tmp_path: Path) -
         refused(tmp_path, "lacks the tensor model.layers.0.self_attn.q_proj.weight")
         assert tracemalloc.get_traced_memory()[1] < 2**22
         tracemalloc.stop()
+
+
+def test_an_export_allocates_nothing_that_the_checkpoint_does_not_have(tmp_path: Path) -> None:
+    saved_model("mixtral", tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "run", [])
+    path = tmp_path / "run" / STEP / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["layout"]["model"]["layers"] = 1024
+    manifest["layout"]["model"]["moe"]["experts"] = 65536
+    path.write_text(json.dumps(manifest))
+    sign(tmp_path / "run" / STEP)
+    tracemalloc.start()
+    with pytest.raises(RefusedError, match="has the shape"):
+        export_checkpoint(tmp_path / "run", tmp_path / "back", "fp32")
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()

@@ -202,7 +202,8 @@ def _moments(
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
     last = 1 / max(1, sum(len(job.parts[stage]) for stage in stages))  # the last layer's share of the layers
-    if state.pending:  # reductions of the last layer run at the same time as the backward pass of the layer before
+    # Reductions of the last layer run at the same time as the backward pass of the layer before.
+    if state.pending:
         yield memory(kept_logits, working, state.gathered + state.reduced, before + state.pending, 1 - last)
     for unit in filter(None, map(layers.reduction, own)):
         yield memory(

@@ -6,7 +6,8 @@ The peak is the maximum over these points, for each count of micro-batches in fl
 - the backward pass of a layer, during which recomputed activations and gradients of activations exist;
 - the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
 - the backward pass of the first layer, which runs last, if the gradients of the other layers or the buffers for
-reducing them have been allocated since the backward pass began.
+reducing them have been allocated since the backward pass began;
+- the first and the last sums of compressed gradients over the replicas.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
@@ -195,13 +196,15 @@ def _moments(
     if head:
         running = 0.0 if once else state.pending  # reductions of the previous micro-batch
         yield memory(logits + loss_working(job), 0.0, state.staying, before + running)
-    if state.pending:  # reductions run at the same time as the backward pass
-        yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
     of_head = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job))
     released = of_head * (1 + job.model.mtp_layers) if head else 0.0
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
+    last = 1 / max(1, sum(len(job.parts[stage]) for stage in stages))  # the last layer's share of the layers
+    # Reductions of the last layer run at the same time as the backward pass of the layer before.
+    if state.pending:
+        yield memory(kept_logits, working, state.gathered + state.reduced, before + state.pending, 1 - last)
     for unit in filter(None, map(layers.reduction, own)):
         yield memory(
             kept_logits,
@@ -210,6 +213,11 @@ def _moments(
             before,
             gone=unit.gone,
         )
+    if state.summed:
+        # The first sums over the replicas run after the backward pass of the last layer, the last ones at the end.
+        sums = state.gathered + state.reduced + state.summed
+        yield memory(kept_logits, working, sums, before + last * state.residuals, 1 - last)
+        yield memory(0.0, 0.0, state.reduced + state.summed, state.gradients + state.residuals, 0.0)
     if once:  # backward pass of the first layer: the other layers have gradients but no gathered weights
         rest = 1 / len(job.model.layers)
         gradients = state.gradients * (1 - rest) + state.pending

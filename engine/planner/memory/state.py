@@ -11,6 +11,7 @@ precision of the matmuls. Below stage 3, the gathered weights stay in memory for
 their FSDP unit runs.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from engine.planner.memory.sizes import FP32, STREAM
@@ -24,6 +25,7 @@ from engine.planner.workload.parameters import (
     layers_of_rank,
     rank_parameters,
     root_held,
+    stage_layers,
 )
 from engine.planner.workload.transformer import Attention, LatentAttention
 
@@ -32,14 +34,17 @@ MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
 QUANTISED = {"fp8": 2.0, "nvfp4": 1.125}
 """Bytes per parameter of quantised copies of bf16 weights, in both orders that the matmuls need."""
 
-PREFETCHED = 2  # number of units that are gathered at the same time at stage 3: the unit in use and the next
+PREFETCHED = (
+    2  # number of layers that Megatron-LM gathers at the same time at stage 3: the one in use and the next
+)
 
 
 class State(NamedTuple):
     """Bytes of parameters, gradients and optimizer state on one rank. `gathered`: weights that are gathered during the
     backward pass. `staying`: weights that are still gathered while the loss is computed. `gradients`: gradients that
     are kept from one micro-batch to the next. `pending`: in a run on CPUs, the buffers of the gradient reductions in
-    progress. `reduced`: buffers in which one FSDP unit's gradients are reduced in the backward pass."""
+    progress. `reduced`: buffers in which one FSDP unit's gradients are reduced in the backward pass. `summed`: what
+    compressed sums over the replicas hold, and `residuals`: what they leave behind, until the weights are updated."""
 
     parameters: float
     gathered: float
@@ -48,6 +53,8 @@ class State(NamedTuple):
     pending: float
     reduced: float
     optimizer: float
+    summed: float = 0.0
+    residuals: float = 0.0
 
 
 def state_of(job: Job, pp: int, held: Held, gloo: bool = False) -> State:
@@ -87,24 +94,24 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     whole = held.whole * product
     gathered, staying = (whole, whole)
     if job.zero == 3:
-        gathered, staying = min(whole, (root + PREFETCHED * unit) * product), root * product
+        gathered, staying = min(whole, (root + gathered_at_once(job, pp)) * product), root * product
     # If gradients are reduced once a step, a rank keeps whole fp32 gradients until then.
     once_a_step = not reduces_each_micro_batch(job)
     gradients = (held.whole if once_a_step else held.shard) * FP32
-    if compressed:
-        gradients += shards  # new residuals, which replace the old ones when the weights are updated
     pending = 0.0
     if gloo and not once_a_step and max(job.grid.fsdp, job.efsdp) > 1:
         # Two reduce-scatters run at a time, and each has buffers for the rows that it sends and those that it receives.
-        pending = 2 * 2 * unit * FP32
-    reduced: float = max(unit, root) * FP32
+        pending = 2 * reduced_at_once(job, pp) * FP32
+    summed = 0.0
     if compressed:
         waiting, peak = held_copies(job.compression, job.grid.dp_replicate)
         units = [unit.shard for unit in fsdp_units(job, pp)]
-        # On CPUs, the sum of another unit waits at the same time. New residuals are counted with the gradients.
+        # On CPUs, the sum of another unit waits at the same time. One copy of a finished sum is its residual.
         copies = peak - 1 + (waiting if gloo and len(units) > 1 else 0.0)
-        reduced += copies * max(units) * FP32
-    return State(parameters, gathered, staying, gradients, pending, reduced, optimizer)
+        summed = copies * max(units) * FP32
+    residuals = shards if compressed else 0.0
+    reduced = max(unit, root) * FP32
+    return State(parameters, gathered, staying, gradients, pending, reduced, optimizer, summed, residuals)
 
 
 def saved_state(job: Job, pp: int) -> float:
@@ -146,6 +153,28 @@ def largest_unit(job: Job, pp: int) -> int:
     shards = Shards.of(job)
     held = [layer_held(job.model, layer, shards) for layer in layers_of_rank(job, pp)]
     return max((max(h.dense, h.experts) for h in held), default=0)
+
+
+def gathered_at_once(job: Job, pp: int) -> int:
+    """Number of parameters that the engine gathers at the same time at ZeRO stage 3: those of a layer with its experts,
+    and those of the next layer without its experts, which are gathered when that layer begins."""
+    held = _held_by_layers(job, pp)
+    return max(
+        (one.whole + after.dense for one, after in zip(held, [*held[1:], Held()], strict=True)), default=0
+    )
+
+
+def reduced_at_once(job: Job, pp: int) -> int:
+    """Number of parameters in two FSDP units that follow each other in the backward pass: the experts of a layer and
+    the rest of the layer are separate units."""
+    units = [unit for one in _held_by_layers(job, pp) for unit in (one.dense, one.experts) if unit]
+    return max(map(sum, pairwise([0, *units])), default=0)
+
+
+def _held_by_layers(job: Job, pp: int) -> list[Held]:
+    shards, stages = Shards.of(job), job.stages_of(pp)
+    layers = (layer for stage in stages for layer in stage_layers(job, stage).values())
+    return [layer_held(job.model, layer, shards) for layer in layers]
 
 
 def root_unit(job: Job, pp: int) -> int:

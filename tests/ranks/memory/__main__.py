@@ -61,7 +61,8 @@ def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
     computation.shards.gather()
 
     def loss() -> torch.Tensor:
-        return computation._loss_of(computation.stages[0](tokens, starts), targets)
+        stage = computation.stages[0]
+        return computation._loss_of(stage(tokens, starts, targets if stage.mtp else None), targets)
 
     kept, losses = list[int](), [loss()]
     for _ in range(5):  # a thread of gloo may free a buffer late: before a measurement, or between two

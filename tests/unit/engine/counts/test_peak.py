@@ -11,6 +11,8 @@ from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
+from tests.ranks.cases.case import EXPERT_CHOICE
+from tests.ranks.cases.over_models import MLA, MTP
 from tests.ranks.memory.live_storages import LiveStorages
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.counts.test_saved import ALONE
@@ -53,6 +55,21 @@ def check(overrides: list[str]) -> None:
 def test_peak_of_a_step(model: list[str], precision: str, micro_batches: int, recompute: str) -> None:
     knobs = [f"knobs.micro_batches={micro_batches}", f"knobs.recompute={recompute}"]
     check([*model, f"train.precision={precision}", *knobs])
+
+
+MODELS = {
+    "expert choice": [*EXPERT_CHOICE, "knobs.capacity_factor=2.0"],
+    "capacity": ["knobs.capacity_factor=1.0"],
+    "latent attention": MLA,
+    "multi-token prediction": MTP,
+    "averaged weights": [*DENSE, "train.ema=0.9"],
+}
+
+
+@pytest.mark.parametrize("model", [pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS])
+@pytest.mark.parametrize(("zero", "recompute"), [(2, "none"), (3, "full")])
+def test_peak_of_every_kind_of_model(model: str, zero: int, recompute: str) -> None:
+    check([*MODELS[model], "train.precision=bf16", f"train.zero={zero}", f"knobs.recompute={recompute}"])
 
 
 @pytest.mark.exhaustive

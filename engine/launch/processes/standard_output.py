@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 
 from agents.rundir.hub_supervisor import say
+from agents.rundir.runs import RunError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -97,16 +98,17 @@ class StandardOutput:
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         try:
-            # A grandchild: it is not among the processes that the run supervises, and init reaps it.
             child = os.fork()
             if child == 0:
-                if os.fork():
-                    os._exit(0)
                 sources = {number: pipe[0] for number, pipe in pipes.items()}
-                _relay(sources, self._originals, theirs, self._lost, self._as_json)
+                _start_relay(sources, self._originals, theirs, self._lost, self._as_json)
+            _, failed = os.waitpid(child, 0)
+        except OSError as error:
+            raise RunError(f"cannot start a process for the output: {error.strerror}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-        os.waitpid(child, 0)
+        if failed:
+            raise RunError("cannot start a process for the output")
         theirs.close()
         for number in NAMES:
             os.dup2((pipes.get(number) or pipes[STDOUT])[1], number)
@@ -180,10 +182,16 @@ def _loss(name: str, log: Path | None) -> str:
 # ------------------------------------------------------------------------------------------- relay process
 
 
-def _relay(
+def _start_relay(
     sources: dict[int, int], targets: dict[int, int], control: socket.socket, lost: mmap.mmap, as_json: bool
 ) -> NoReturn:
-    """The relay process: copy each source to its target and to the log until the run ends."""
+    """Start the relay process, which copies each source to its target and to the log until the run ends, and exit. The
+    relay process is a grandchild of the run: it is not among the children that a run supervises, and init reaps it."""
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
     try:
         for number in _ENDS:
             signal.signal(number, signal.SIG_IGN)

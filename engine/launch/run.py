@@ -129,11 +129,6 @@ def run_layout(
         raise LayoutError(
             f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal numbers"
         )
-    grid = layout.ranks
-    if context and context.world != grid.world:
-        raise LayoutError(
-            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal numbers"
-        )
     if layout.run.collectives and leads:
         # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
         chosen_all_reduces(layout.run.collectives)

@@ -1,9 +1,9 @@
 """Standard output and standard error of a run. A run never waits for the reader of its output for longer than a bounded
 time, a failed write does not end the run, and the output is also written to `engine.log` in the run's folder.
 
-The descriptors 1 and 2 of the run and of all its ranks lead to a *relay process*, which reads them all the time. So no
-write of the run can block: not a line of the output, nor a warning of a rank, nor a message of a library in C. In the
-relay process, a bounded queue is in front of each stream and of the log, with a thread that writes.
+The descriptors 1 and 2 of the run and of all its ranks lead to an *output process*, which reads them all the time. So
+no write of the run can block: not a line of the output, nor a warning of a rank, nor a message of a library in C. In
+the output process, a bounded queue is in front of each stream and of the log, with a thread that writes.
 """
 
 import io
@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -25,7 +24,9 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import msgspec
 
 from agents.rundir.hub_supervisor import say
+from agents.rundir.runs import RunError
 from agents.transport.open_files import descriptor_of
+from engine.launch.processes.line_queues import LogQueue, StreamQueue
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -34,13 +35,9 @@ LOG = "engine.log"  # name of the file in the run's folder
 STDOUT, STDERR = 1, 2
 NAMES = {STDOUT: "standard output", STDERR: "standard error"}
 
-QUEUE_BYTES = 1 << 18  # maximum size of the queue in front of a stream; about 250 lines of `--json`
-# While the queue is full, the run waits for its reader: this long in total until the queue is empty again.
-PATIENCE_S = 2.0
-END_S, IDLE_S = 5.0, 2.0  # at the end of the run: how long to write the rest, in total and without progress
+END_S = 5.0  # at the end of the run: how long to write the rest of the output, if its readers read
 READ_BYTES = 1 << 16
-WRITE_BYTES = 4096  # PIPE_BUF of Linux: the kernel does not split a write of this size to a pipe
-ANSWER_S = 2.0  # how long the run waits for an answer of the relay process
+ANSWER_S = 2.0  # how long the run waits for an answer of the output process
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -73,7 +70,7 @@ def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
 
 
 class StandardOutput:
-    """Context manager that puts the relay process in front of standard output and standard error of this process, and
+    """Context manager that puts the output process in front of standard output and standard error of this process, and
     of all processes that it forks or starts. Enter it before the process starts threads.
 
     At its exit, the lines that are still queued are written, for at most `END_S` seconds and while the reader reads.
@@ -95,16 +92,17 @@ class StandardOutput:
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         try:
-            # A grandchild: it is not among the processes that the run supervises, and init reaps it.
             child = os.fork()
             if child == 0:
-                if os.fork():
-                    os._exit(0)
                 sources = {number: pipe[0] for number, pipe in pipes.items()}
-                _relay(sources, self._originals, theirs, self._lost, self._as_json)
+                _start_output_process(sources, self._originals, theirs, self._lost, self._as_json)
+            _, failed = os.waitpid(child, 0)
+        except OSError as error:
+            raise RunError(f"cannot start a process for the output: {error.strerror}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-        os.waitpid(child, 0)
+        if failed:
+            raise RunError("cannot start a process for the output")
         theirs.close()
         for number in NAMES:
             os.dup2((pipes.get(number) or pipes[STDOUT])[1], number)
@@ -119,8 +117,8 @@ class StandardOutput:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptors back, and wait until the relay process has written the rest of the output. A second call
-        does nothing."""
+        """Give the descriptors back, and wait until the output process has written the rest of the output. A second
+        call does nothing."""
         if not self._originals:
             return
         originals, self._originals = self._originals, {}
@@ -158,7 +156,7 @@ class StandardOutput:
         return None
 
     def _answer(self, within_s: float) -> None:
-        """Wait for an answer of the relay process, or for its end."""
+        """Wait for an answer of the output process, or for its end."""
         if select.select([self._control], [], [], within_s)[0]:
             with suppress(OSError):
                 self._control.recv(1)
@@ -175,19 +173,25 @@ def _loss(name: str, log: Path | None) -> str:
     return f"nobody reads {name}: the run continues, and lines are dropped there; {where}"
 
 
-# ------------------------------------------------------------------------------------------- relay process
+# ------------------------------------------------------------------------------------------- output process
 
 
-def _relay(
+def _start_output_process(
     sources: dict[int, int], targets: dict[int, int], control: socket.socket, lost: mmap.mmap, as_json: bool
 ) -> NoReturn:
-    """The relay process: copy each source to its target and to the log until the run ends."""
+    """Start the output process, which copies each source to its target and to the log until the run ends, and exit. The
+    output process is a grandchild of the run: it is not among the children that a run supervises, and init reaps it."""
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
     try:
         for number in _ENDS:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         _keep_only({*sources.values(), *targets.values(), control.fileno()})
-        Relay(sources, targets, lost, as_json).serve(control)
+        OutputProcess(sources, targets, lost, as_json).serve(control)
     finally:
         os._exit(0)
 
@@ -203,7 +207,7 @@ def _keep_only(descriptors: set[int]) -> None:
         os.closerange(low + 1, high)
 
 
-class Relay:
+class OutputProcess:
     """Copies each stream of a run to its target and to the log. `sources` and `targets`: descriptors by stream; a
     stream that has no source of its own shares that of standard output."""
 
@@ -309,194 +313,3 @@ class Relay:
     def _note(self, text: str) -> None:
         if self._log:
             self._log.put(text.encode(errors="backslashreplace"))
-
-
-class LineQueue:
-    """A bounded queue of output in front of a file, and a thread that writes it. If the queue stays full, whole lines
-    are dropped, and `_gap` stands in their place."""
-
-    def __init__(self, patience_s: float):
-        self._parts: deque[bytes] = deque()
-        self._size = 0  # bytes that are queued or being written
-        self._change = threading.Condition()
-        self._patience_s = self._left_s = patience_s
-        self._inside = False  # the queued output ends inside a line
-        self._missing = 0  # complete lines that were dropped since the last queued line
-        self._dropping_inside = False  # the dropped output ends inside a line
-        self._reported = False
-        self._progress_s = time.monotonic()
-        self.failed = False
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def put(self, data: bytes, patient: bool = True) -> None:
-        """Queue output, or drop lines of it."""
-        with self._change:
-            self._put(data, patient)
-            report = self._missing + self._dropping_inside > 0 and not self._reported
-            self._reported |= report
-        if report:
-            self._on_first_loss()
-
-    def flush(self, since: float, end: float) -> bool:
-        """Wait until everything is written. Gives up at `end`, or `IDLE_S` after `since` or after later progress (all
-        monotonic times). Returns whether nothing of the queue is lost."""
-        with self._change:
-            if self._missing:
-                self._append(self._gap(self._missing))
-                self._missing = 0
-            while self._size and not self.failed:
-                now = time.monotonic()
-                rest = min(end, max(since, self._progress_s) + IDLE_S) - now
-                if rest <= 0:
-                    return False
-                self._change.wait(rest)
-        return True
-
-    def _put(self, data: bytes, patient: bool) -> None:
-        if self.failed:
-            return
-        if self._dropping_inside:
-            _, newline, data = data.partition(b"\n")
-            if not newline:
-                return
-            self._dropping_inside = False
-            self._missing += 1
-        if not data:
-            return
-        if self._missing:
-            if self._size > QUEUE_BYTES // 2:
-                self._drop(data)
-                return
-            self._append(self._gap(self._missing))
-            self._missing = 0
-        if not self._has_room(len(data)) and patient:
-            began = time.monotonic()
-            self._change.wait_for(lambda: self._has_room(len(data)), self._left_s)
-            self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
-        if self._has_room(len(data)):
-            self._append(data)
-            return
-        if self._inside and self._size < 2 * QUEUE_BYTES:
-            end = data.find(b"\n") + 1 or len(data)
-            self._append(data[:end])
-            data = data[end:]
-        self._drop(data)
-
-    def _has_room(self, size: int) -> bool:
-        return self.failed or not self._size or self._size + size <= QUEUE_BYTES
-
-    def _append(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._size += len(data)
-        self._inside = not data.endswith(b"\n")
-        self._change.notify_all()
-
-    def _drop(self, data: bytes) -> None:
-        if data:
-            self._missing += data.count(b"\n")
-            self._dropping_inside = not data.endswith(b"\n")
-            if self._inside:
-                self._append(b"\n")
-
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._parts)
-                part = self._parts.popleft()
-            at = 0
-            while at < len(part) and not self.failed:
-                written = self._write(part, at)
-                at += written
-                with self._change:
-                    self._size -= written
-                    self._progress_s = time.monotonic()
-                    self._change.notify_all()
-            with self._change:
-                if self.failed:
-                    self._parts.clear()
-                    self._size = 0
-                if not self._size:
-                    self._left_s = self._patience_s
-                self._change.notify_all()
-
-    def _write(self, part: bytes, at: int) -> int:
-        """Write some bytes of `part`, beginning at `at`, and return how many."""
-        raise NotImplementedError
-
-    def _gap(self, lines: int) -> bytes:
-        raise NotImplementedError
-
-    def _on_first_loss(self) -> None:
-        raise NotImplementedError
-
-
-class StreamQueue(LineQueue):
-    """The queue in front of a standard stream. After a failed write, such as to a closed pipe (``| head -4``) or a full
-    disk, all output is discarded."""
-
-    def __init__(
-        self,
-        descriptor: int,
-        gap: Callable[[int], bytes],
-        on_first_loss: Callable[[], None],
-        on_failure: Callable[[OSError], None],
-    ):
-        self._descriptor = descriptor
-        self._gap_of, self._report, self._on_failure = gap, on_first_loss, on_failure
-        super().__init__(PATIENCE_S)
-
-    def _write(self, part: bytes, at: int) -> int:
-        end = part.rfind(b"\n", at, at + WRITE_BYTES) + 1 or at + WRITE_BYTES
-        try:
-            return os.write(self._descriptor, part[at:end])
-        except BlockingIOError:  # another process has made the stream non-blocking
-            select.select([], [self._descriptor], [])
-            return 0
-        except OSError as error:
-            self.failed = True
-            self._on_failure(error)
-            return 0
-
-    def _gap(self, lines: int) -> bytes:
-        return self._gap_of(lines)
-
-    def _on_first_loss(self) -> None:
-        self._report()
-
-
-class LogQueue(LineQueue):
-    """The queue in front of ``engine.log``. The first failed write is reported once. Later output is still written if
-    possible, after a line that gives the number of bytes that could not be written."""
-
-    def __init__(self, descriptor: int, path: str, say: Callable[[str], None]):
-        self._descriptor, self._path, self._say = descriptor, path, say
-        self._lost = 0  # bytes that the file did not accept
-        self._said = False
-        super().__init__(0.0)
-
-    def _write(self, part: bytes, at: int) -> int:
-        """Write as much as the file accepts. The rest is lost, so that a full disk does not fill the queue."""
-        gap = f"\n[{self._lost} bytes of output are missing here]\n".encode() if self._lost else b""
-        written = self._accepted(gap + part[at:])
-        if written >= len(gap):
-            self._lost = 0
-        self._lost += len(part) - at - max(0, written - len(gap))
-        return len(part) - at
-
-    def _accepted(self, data: bytes) -> int:
-        done = 0
-        try:
-            while done < len(data):  # a nearly full disk accepts a part
-                done += os.write(self._descriptor, data[done:])
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                why = f"{error.strerror}; the run continues, but output is missing there"
-                self._say(f"cannot write {self._path}: {why}\n")
-        return done
-
-    def _gap(self, lines: int) -> bytes:
-        return f"[{lines} lines of output are missing here]\n".encode()
-
-    def _on_first_loss(self) -> None:
-        pass

@@ -361,18 +361,15 @@ def test_a_rank_that_reads_slowly_does_not_end_the_start(tmp_path: Path, slow_ra
 
 def test_the_step_before_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
     """A rank is killed in the step after a checkpoint. The step before it, which is not trained again, has its line
-    and its validation loss, also in the recording."""
+    and its validation loss."""
     folder = tmp_path / "run"
     module = ["-m", "tests.ranks.checkpoint.killed_after_save", str(folder / "checkpoints")]
     words = [*module, "run", DEMO, *SMALLER, "checkpoint.every=3", "train.steps=5", "elastic.restarts=1"]
     words += ["validation.every=3", "validation.source=stdlib", "validation.sequences=8", "model.layers=1"]
-    done = run(*words, "--hub", "auto", "--run-dir", str(folder), timeout=120)
+    done = run(*words, "--run-dir", str(folder), timeout=120)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [event["lost_steps"] for event in events if event["event"] == "restart"] == [0]
     steps = [event for event in events if event["event"] == "step"]
     assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
     assert [step["step"] for step in steps if step["validation_loss"] is not None] == [2, 4]
-    export = [sys.executable, "-m", "cockpit", "export", str(folder), "--format", "ndjson"]
-    recorded = map(json.loads, run_command(export).stdout.splitlines())
-    assert {2, 4} <= {one["step"] for one in recorded if one.get("validation_loss") is not None}

@@ -1,4 +1,4 @@
-"""The standard streams of a run, the relay process in front of them, and their copy in the run's folder."""
+"""The standard streams of a run, the output process in front of them, and their copy in the run's folder."""
 
 import errno
 import json
@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from engine.launch.processes.standard_output import LOG, LogQueue
+from engine.launch.processes.line_queues import LogQueue
+from engine.launch.processes.standard_output import LOG
 
 SETUP = """
 import os, select, sys
 from pathlib import Path
 from agents.rundir.standard_streams import open_streams
-from engine.launch.processes import standard_output as module
+from engine.launch.processes import line_queues
+from engine.launch.processes.standard_output import StandardOutput
 if "impatient" in sys.argv:
-    module.PATIENCE_S = module.IDLE_S = 0.1
+    line_queues.PATIENCE_S = line_queues.IDLE_S = 0.1
 open_streams()
 folder = Path(sys.argv[1])
 def lines(first, count):
@@ -29,7 +31,7 @@ def lines(first, count):
 def go_on():
     (folder / "waits").touch()
     sys.stdin.readline()
-with module.StandardOutput(as_json=True) as standard_output:
+with StandardOutput(as_json=True) as standard_output:
     if "log" in sys.argv:
         standard_output.copy_to(folder)
 """
@@ -37,7 +39,7 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this sys
 
 
 class Script:
-    """A process that runs `body` with a relay process in front of its standard streams."""
+    """A process that runs `body` with an output process in front of its standard streams."""
 
     def __init__(self, folder: Path, body: str, *words: str, stdout: int = subprocess.PIPE, **more: Any):
         self.folder = folder
@@ -233,7 +235,7 @@ class Disk:
 def test_the_log_says_where_output_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, file = Disk(), os.open(tmp_path / LOG, os.O_WRONLY | os.O_CREAT)
     log = LogQueue(file, LOG, lambda _: None)
-    monkeypatch.setattr("engine.launch.processes.standard_output.os.write", disk.write)
+    monkeypatch.setattr("engine.launch.processes.line_queues.os.write", disk.write)
     for line, room in ((b"step 0\n", 4), (b"step 1\n", 0), (b"step 2\n", 999), (b"step 3\n", 999)):
         disk.room = room
         log.put(line)

@@ -108,6 +108,41 @@ def test_algorithms_over_gloo_and_the_choice_of_an_axis(world: int, driver: Driv
             assert metered == 2 * sent + gathered, (name, elements)
 
 
+CONTROL = """
+import torch
+from torch import Tensor
+from engine.metering.meter import Meter
+from engine.parallel.collectives import Axis
+
+def work(context):
+    dist = meet(context)
+    torch.set_num_threads(1)
+    rank, world = context.rank, context.world
+    axis, wrong = Axis("control", dist.group.WORLD, Meter()), 0
+    for turn in range(20):
+        vector = torch.full((5000,), float(rank + turn), dtype=torch.float64)
+        reduced = axis.start_reduce(vector, Tensor.add_)  # its messages are under way meanwhile
+        mine = torch.tensor([[rank], [turn]])
+        rows = torch.tensor([[[other], [turn]] for other in range(world)])
+        wrong += not axis.all_gather(mine).equal(rows)
+        wrong += not axis.all_reduce(mine).equal(rows.sum(0))
+        works, received = axis.start_exchange(mine, sorted({rank, (rank + 1) % world, (rank - 1) % world}))
+        works.wait()
+        reduced.wait()
+        wrong += rank == 0 and not bool((vector == sum(range(world)) + world * turn).all())
+    note(context, "wrong", wrong)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [3, pytest.param(18, marks=pytest.mark.exhaustive)])
+def test_the_control_plane_over_gloo(world: int, driver: Driver) -> None:
+    """Groups of at most 16 ranks use one all-to-all, larger ones recursive doubling."""
+    status, _, errors = driver.end(driver.start(CONTROL, world, preload=TORCH))
+    assert (status, errors) == (0, "")
+    assert driver.notes("wrong") == dict.fromkeys(range(world), "0")
+
+
 def test_the_command_measures_and_adds_to_a_description(tmp_path: Path) -> None:
     into = tmp_path / "own.toml"
     text = MEASURED.read_text()

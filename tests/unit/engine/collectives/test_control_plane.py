@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.protocol import Summary
+from engine.collectives.port import Port
 from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.metering.meter import Readings
@@ -128,6 +129,20 @@ def test_without_idle_times_there_is_no_bubble(layout: Layout) -> None:
 
     (collected, _), _ = on_network(2, work)
     assert collected and collected.summary.bubble is collected.summary.bubble_parts is None
+
+
+def test_the_error_of_a_lost_peer_is_raised_by_the_wait() -> None:
+    class Lost(MessageAxis):
+        def port(self, tag: int = 0) -> Port:
+            def exchange(*_: object) -> None:
+                raise RuntimeError("Connection closed by peer")
+
+            transport: Any = SimpleNamespace(exchange=exchange)
+            return Port(transport, range(self.size), self.rank)
+
+    started = Lost(1, 2, Network()).start_reduce(torch.ones(3), Tensor.add_)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        started.wait()
 
 
 @pytest.mark.parametrize("ranks", [17, 64, 256])

@@ -55,6 +55,9 @@ def _by_our_clock(hello: Hello) -> Hello:
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
+MOST_OFFSET_S = 1e10  # between the clocks of a rank and of this machine
+
+
 class Ingest:
     """Handles the frames of ranks: publishes valid messages, and reports invalid ones in the run's log."""
 
@@ -77,6 +80,7 @@ class Ingest:
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
+        self._offsets: dict[int, float] = {}  # by rank: what to add to its times to convert them to our clock
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
@@ -163,6 +167,8 @@ class Ingest:
         if isinstance(message, Hello):
             self._control.note_revision(message.revision)
             known = _by_our_clock(message)
+            offset = known.began_s - message.began_s
+            self._offsets[message.rank] = offset if abs(offset) < MOST_OFFSET_S else 0.0
             if known.leader:
                 self._control.leader_began(known)
                 self._control.resend_now()
@@ -254,7 +260,10 @@ class Ingest:
             case Board():
                 self._control.note_revision(message.revision)
                 self._publish(message)
-            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+            case Summary():
+                time_s = message.time_s + self._offsets.get(sender.rank, 0.0)
+                self._publish(structs.replace(message, time_s=time_s))
+            case Step() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

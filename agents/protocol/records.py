@@ -47,6 +47,8 @@ class Hello(Message, frozen=True):
     restarts: Count = 0
     # The number of the training's first step; a resumed part begins later.
     first_step: Annotated[int, Meta(ge=0, le=1)] = 0
+    # Seconds from the first start of the ranks to `began_s`, if the launcher has restarted them; by a monotonic clock.
+    earlier_s: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
 
 
 class Board(Message, frozen=True):

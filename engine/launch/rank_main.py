@@ -100,6 +100,7 @@ def train(
         given=given,
         traces=folder / TRACES,
         restarts=restart.number if restart else None,
+        earlier_s=restart.begin(context.rank == LEADER) if restart else 0.0,
         save_requested=context.save.take,
     )
     set_timeouts(trainer.world.groups, layout.run.timeout_s)
@@ -139,11 +140,11 @@ class AfterRestart:
         self._on_step(step)
         if self._restart is None:
             return
-        now = time.time()
+        now = time.monotonic()
         if not self._said:
             self._said = True
             restarted = self._restart.at_first_step(step, self._world, now - step.step_ms / 1e3)
-            self._agent.send(Event(now, "info", "engine", str(restarted), restarted.facts))
+            self._agent.send(Event(time.time(), "info", "engine", str(restarted), restarted.facts))
             self._on_restarted(restarted)
         self._restart.handover.step_done(now)
 

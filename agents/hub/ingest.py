@@ -51,6 +51,9 @@ LARGE_WORLD = 256
 EVENTS_A_SECOND = 64  # maximum for one rank; further events are dropped
 
 
+MOST_OFFSET_S = 1e10  # between the clocks of a rank and of this machine
+
+
 class Ingest:
     """Handles the frames of ranks: publishes valid messages, and reports invalid ones in the run's log."""
 
@@ -76,6 +79,7 @@ class Ingest:
         self._events = RateLimit(EVENTS_A_SECOND)
         self.dropped = DroppedSteps(first_hub)
         self._left: list[int] = []  # ranks whose Gone is in the current frame
+        self._offsets: dict[int, float] = {}  # by rank: what to add to its times to convert them to our clock
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
@@ -167,6 +171,8 @@ class Ingest:
         if isinstance(message, Hello):
             self._control.note_revision(message.revision)
             known = self._membership.hello_of(message.rank)
+            offset = known.began_s - message.began_s
+            self._offsets[message.rank] = offset if abs(offset) < MOST_OFFSET_S else 0.0
             if known.leader:
                 self._control.leader_began(known)
                 self._control.resend_now()
@@ -262,7 +268,10 @@ class Ingest:
             case Step():
                 self.dropped.note(sender, message, self._membership.world < LARGE_WORLD)
                 self._publish(message)
-            case Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+            case Summary():
+                time_s = message.time_s + self._offsets.get(sender.rank, 0.0)
+                self._publish(structs.replace(message, time_s=time_s))
+            case Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

@@ -51,6 +51,8 @@ class Hello(Message, frozen=True):
     # the same host name; "": unknown, or the process does not train.
     machine: Text = ""
     process_start: Count = 0  # when the process started, in clock ticks since the machine did; 0: unknown
+    # Seconds from the first start of the ranks to `began_s`, if the launcher has restarted them; by a monotonic clock.
+    earlier_s: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
 
     @property
     def process(self) -> tuple[str, int, int]:

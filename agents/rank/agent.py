@@ -11,7 +11,7 @@ import time
 
 from msgspec import structs
 
-from agents.protocol import Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.protocol import Ack, Board, Command, Event, Hello, Message, Step, Summary, clip
 from agents.rank.errors import named
 from agents.rank.hub_link import FIRST_S, NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
@@ -51,6 +51,7 @@ class Agent:
         self._closing = threading.Event()
         self._unmuted = threading.Event()
         self._unmuted.set()
+        self._began_s = 0.0  # as in the hello, by this machine's clock
         self.cpu_s = 0.0  # CPU time used by the agent's thread
         self._linger_s: float | None = 0.0
         self._restarting = False
@@ -76,6 +77,7 @@ class Agent:
             return
         hello = structs.replace(hello, capabilities=[*hello.capabilities, *self._link.capabilities])
         if hello.began_s and self._outbox.began_s is None:
+            self._began_s = hello.began_s
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
         with self._link.introducing:
             self._link.introduction = (hello, board)
@@ -89,9 +91,18 @@ class Agent:
             if isinstance(message, Step):
                 self._seq += 1
                 message = structs.replace(message, seq=self._seq, lost_records=self._outbox.lost)
+            elif isinstance(message, Summary):
+                message = structs.replace(message, time_s=self._time_s())
             elif isinstance(message, Event):
                 message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
+
+    def _time_s(self) -> float:
+        """The time in seconds since the epoch, such that a difference to the start time in this rank's hello is a
+        duration: steps of the machine's clock do not change it."""
+        if self._outbox.began_s is None:
+            return time.time()
+        return self._began_s + time.monotonic() - self._outbox.began_s
 
     def preview(self, hook: Previewer) -> None:
         """Answer preview queries (what would these knob changes do?) with `hook`, which is called in the agent's

@@ -113,6 +113,7 @@ def train(
         given=given,
         traces=folder / TRACES,
         restarts=restart.number if restart else None,
+        earlier_s=restart.begin(context.rank == LEADER) if restart else 0.0,
         save_requested=context.save.take,
     )
     set_timeouts(trainer.world.groups, layout.run.timeout_s)
@@ -152,15 +153,15 @@ class AfterStep:
 
     def __call__(self, step: Step) -> None:
         self._on_step(step)
-        now = time.time()
         if lost := self._lost_output():
-            self._agent.send(Event(now, "warning", "engine", clip(lost)))
+            self._agent.send(Event(time.time(), "warning", "engine", clip(lost)))
         if self._restart is None:
             return
+        now = time.monotonic()
         if not self._said:
             self._said = True
             restarted = self._restart.at_first_step(step, self._world, now - step.step_ms / 1e3)
-            self._agent.send(Event(now, "info", "engine", str(restarted), restarted.facts))
+            self._agent.send(Event(time.time(), "info", "engine", str(restarted), restarted.facts))
             self._on_restarted(restarted)
         self._restart.handover.step_done(now)
 

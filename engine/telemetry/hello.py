@@ -32,6 +32,7 @@ def hello(
     started: Facts,
     placement: Mapping[int, Map],
     restarts: int = 0,
+    earlier_s: float = 0.0,
 ) -> Hello:
     """This rank's identity, coordinates, capabilities and experts, as of `step`. `started`: how the run was started;
     only the leader sends this, because it is the same for all ranks. `placement`: for each MoE layer of this rank, all
@@ -57,6 +58,7 @@ def hello(
         restarts=restarts,
         machine=this_machine(),
         process_start=process_start(os.getpid()),
+        earlier_s=earlier_s,
     )
 
 

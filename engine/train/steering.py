@@ -36,7 +36,7 @@ class Steering:
     `traces` is the folder for profiles; if it is None, the knob board has no profile action. `oversubscribed`: whether
     the ranks on this machine share cores. `began_s` is the start time of this rank in seconds since the epoch.
     `restarts`: how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so
-    the knob board has no knob `layout`.
+    the knob board has no knob `layout`. `earlier_s`: seconds from the first start of the ranks to `began_s`.
     """
 
     def __init__(
@@ -49,8 +49,9 @@ class Steering:
         oversubscribed: bool,
         began_s: float,
         restarts: int | None = None,
+        earlier_s: float = 0.0,
     ):
-        self._restarts = restarts or 0
+        self._restarts, self._earlier_s = restarts or 0, earlier_s
         self._layout, self._agent, self._saving = layout, agent, saving
         self._computation = computation
         self._world = world = computation.world
@@ -105,6 +106,7 @@ class Steering:
             self._started,
             self._computation.placement,
             self._restarts,
+            self._earlier_s,
         )
         self._agent.introduce(rank, board)
 

@@ -41,6 +41,7 @@ class Trainer:
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
     - `restarts`: how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so
       the layout of the run cannot change.
+    - `earlier_s`: seconds since the first start of the ranks, if the launcher has restarted them.
     - `resume`: the folder of a checkpoint to continue from. If `resume` is given, `layout` must have the checkpoint's
       knob values, and `given` must be the layout as the user wrote it (`engine.checkpoint.resume_point`).
     """
@@ -65,6 +66,7 @@ class Trainer:
         given: Layout | None = None,
         traces: Path | None = None,
         restarts: int | None = None,
+        earlier_s: float = 0.0,
     ):
         began_s = time.time()
         if meter is None:
@@ -91,7 +93,7 @@ class Trainer:
             on_checkpoint,
         )
         self.steering = Steering(
-            layout, self.computation, agent, self.saving, traces, oversubscribed, began_s, restarts
+            layout, self.computation, agent, self.saving, traces, oversubscribed, began_s, restarts, earlier_s
         )
         self.reporting = Reporting(
             layout,

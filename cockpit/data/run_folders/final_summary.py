@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agents.protocol import CommandState, TrialState
+from agents.protocol import CommandState, Hello, TrialState
 from cockpit.data import format
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.link import LinkState
@@ -37,7 +37,7 @@ class FinalSummary:
     link: LinkState
     steps: int | None  # number of steps done
     planned: int | None
-    wall_s: float | None  # since the leader's process began to train
+    wall_s: float | None  # since the ranks first began to train
     loss: float | None
     lowest: tuple[int, float] | None  # step and value of the lowest loss
     checkpoint: int | None  # steps done at the newest checkpoint
@@ -71,11 +71,17 @@ def final_summary(store: Store) -> FinalSummary:
     )
 
 
+def began_s(leader: Hello | None) -> float | None:
+    """When the ranks first began to train, in seconds since the epoch by the hub's clock. Restarts by the launcher, as
+    after a change of the layout, do not change it. None if it is unknown."""
+    return leader.began_s - leader.earlier_s if leader and leader.began_s else None
+
+
 def _wall_s(store: Store) -> float | None:
-    leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
-    if leader is None or not leader.began_s or store.summary is None:
+    start_s = began_s(next((hello for hello in store.state.hellos.values() if hello.leader), None))
+    if start_s is None or store.summary is None:
         return None
-    wall_s = store.summary.time_s - leader.began_s
+    wall_s = store.summary.time_s - start_s
     return wall_s if wall_s > 0 else None
 
 

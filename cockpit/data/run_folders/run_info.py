@@ -13,7 +13,13 @@ from agents.protocol import VERSION, CommandState, Hello, KnobState, Value, spel
 from agents.rundir.local_machine import this_host
 from cockpit.data import format
 from cockpit.data.diagnosis.status import SIMULATED
-from cockpit.data.run_folders.final_summary import duration_text, final_summary, has_ended, outcome_rows
+from cockpit.data.run_folders.final_summary import (
+    began_s,
+    duration_text,
+    final_summary,
+    has_ended,
+    outcome_rows,
+)
 from cockpit.data.run_folders.run_files import NAMES, RunFiles
 from cockpit.data.run_folders.run_list import bytes_text
 from cockpit.data.store import Store
@@ -88,15 +94,13 @@ def _run(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:
 
 
 def _began(store: Store, leader: Hello | None, files: RunFiles | None) -> Fact:
-    began_s = (
-        leader.began_s if leader and leader.began_s else files.hub.started_s if files and files.hub else 0.0
-    )
-    if not began_s:
+    at_s = began_s(leader) or (files.hub.started_s if files and files.hub else 0.0)
+    if not at_s:
         return Fact("began", format.MISSING)
     newest = store.summary
-    lasted = newest.time_s - began_s if newest else 0.0
+    lasted = newest.time_s - at_s if newest else 0.0
     since = f", {duration_text(lasted)} to the newest step" if lasted > 0 else ""
-    return Fact("began", f"{_date(began_s)}{since}", began_s)
+    return Fact("began", f"{_date(at_s)}{since}", at_s)
 
 
 def _outcome(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:

@@ -3,6 +3,7 @@ parent."""
 
 import mmap
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,49 +14,61 @@ Cause = Literal["relayout", "failure"]
 
 
 class Handover:
-    """Memory shared by rank 0, its parent and the ranks started after a restart. This memory holds the time when rank
-    0's newest step ended, whether the last checkpoint could not be saved, and the text of the layout with which the run
-    continues.
+    """Memory shared by rank 0, its parent and the ranks started after a restart. This memory holds the time when rank 0
+    first began to train, the time when its newest step ended, whether the last checkpoint could not be saved, and the
+    text of the layout with which the run continues.
+
+    The times are those of `time.monotonic`, which all processes of a machine share and no clock change moves.
     """
 
-    _FORM = struct.Struct(f"<d?q{4 * MOST_CHARACTERS}s")
+    _FORM = struct.Struct(f"<dd?q{4 * MOST_CHARACTERS}s")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, self._FORM.size)
-        self._write(0.0, "")
+        self._write(0.0, 0.0, "")
 
-    def _write(self, ended_s: float, text: str, unsaved: bool = False) -> None:
+    def _write(self, began_s: float, ended_s: float, text: str, unsaved: bool = False) -> None:
         raw = text.encode()
-        self._FORM.pack_into(self._memory, 0, ended_s, unsaved, len(raw), raw)
+        self._FORM.pack_into(self._memory, 0, began_s, ended_s, unsaved, len(raw), raw)
+
+    def begin(self, now: float) -> None:
+        """Record that rank 0 begins to train at `now`; only the first call has an effect."""
+        if self.began_s is None:
+            self._write(now, 0.0, "")
 
     def step_done(self, now: float) -> None:
-        """Record that a step has ended at `now`, in seconds since the epoch."""
-        self._write(now, "")
+        """Record that a step has ended at `now`."""
+        self._write(self.began_s or 0.0, now, "")
 
     def leave(self, text: str) -> None:
         """Record that the ranks exit to change the layout: they have saved a checkpoint, and the run continues with the
         layout that `text` describes.
         """
-        self._write(self.ended_s or 0.0, text)
+        self._write(self.began_s or 0.0, self.ended_s or 0.0, text)
 
     def lose(self) -> None:
         """Record that the run's last checkpoint could not be saved."""
-        self._write(self.ended_s or 0.0, "", unsaved=True)
+        self._write(self.began_s or 0.0, self.ended_s or 0.0, "", unsaved=True)
+
+    @property
+    def began_s(self) -> float | None:
+        """The time when rank 0 first began to train; None before that."""
+        return self._FORM.unpack_from(self._memory)[0] or None
 
     @property
     def unsaved(self) -> bool:
         """Whether the run's last checkpoint could not be saved."""
-        return bool(self._FORM.unpack_from(self._memory)[1])
+        return bool(self._FORM.unpack_from(self._memory)[2])
 
     @property
     def ended_s(self) -> float | None:
         """The time when the newest step ended; None before the first step."""
-        return self._FORM.unpack_from(self._memory)[0] or None
+        return self._FORM.unpack_from(self._memory)[1] or None
 
     @property
     def text(self) -> str | None:
         """The text of the new layout; None unless the ranks have exited to change the layout."""
-        _, _, size, raw = self._FORM.unpack_from(self._memory)
+        *_, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 
 
@@ -105,9 +118,18 @@ class Restart:
     why: str = ""
     lost_steps: int = 0
 
+    def begin(self, leads: bool) -> float:
+        """Called when a rank begins to train. Returns the seconds since the first start of the ranks; 0 at the first
+        start."""
+        now = time.monotonic()
+        if leads:
+            self.handover.begin(now)
+        first_s = self.handover.began_s
+        return now - first_s if self.number and first_s else 0.0
+
     def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
         """The report about this restart, made after the first step that follows the restart. `began_s`: when that first
-        step started, in seconds since the epoch."""
+        step started, by `time.monotonic`."""
         ended_s = self.handover.ended_s
         lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
         return Restarted(

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -160,7 +161,10 @@ def test_a_relayout_after_a_resume_reports_its_own_restart(start: Callable[..., 
     words = [*SMALL, "grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=1", "train.steps=100000"]
     run = start("run", *words)
     run.until_step(1)
+    asked_s = time.time()
     assert run.cockpit("relayout", "grid.dp_shard=1", "grid.tp=2").returncode == 0
+    began_s = json.loads(run.cockpit("info", "--json").stdout)["run"]["began"]
+    assert began_s < asked_s, "a restart of the ranks does not begin the run again"
     run.process.terminate()
     assert run.rest() == 0, run.errors
     run = start("run", *words, "--resume")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from msgspec import structs
 
 from agents import protocol
 from agents.hub.commands.control import Control
@@ -28,7 +29,7 @@ from agents.state.run_state import RunState
 from agents.transport.roles import Role
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
+from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step, make_summary
 
 
 def test_a_client_frame_has_a_message_limit(hub: HubProcess, opened: Opened) -> None:
@@ -175,6 +176,20 @@ class IngestAlone:
 
     def close(self) -> None:
         self.journal.close()
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_a_summary_of_a_rank_with_a_wrong_clock_gets_the_time_of_this_machine(
+    tmp_path: Path, opened: Opened, ahead_s: float
+) -> None:
+    """Clients subtract the start of the leader, which is converted too."""
+    taken = opened(IngestAlone(tmp_path))
+    began_s = time.time() - 30.0 + ahead_s
+    taken.take(b"a", make_hello(1, 2, leader=True, began_s=began_s, age_s=30.0))
+    taken.take(b"a", structs.replace(make_summary(5), time_s=began_s + 23.0))
+    state = taken.update_log.state
+    lasted_s = state.summaries[-1].time_s - state.hellos[1].began_s
+    assert lasted_s == pytest.approx(23.0)
 
 
 def test_empty_frames_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> None:

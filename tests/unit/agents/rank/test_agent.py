@@ -25,6 +25,7 @@ from agents.protocol import (
     LayerLoad,
     Pulse,
     Step,
+    Summary,
     Timeline,
     Welcome,
     codec,
@@ -34,7 +35,7 @@ from agents.rank.hub_link import HubLink
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
 from agents.rank.received_commands import REMEMBERED, REPEATED, ReceivedCommands
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_step
+from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_step, make_summary
 
 
 def doing() -> tuple[int, str, float]:
@@ -215,6 +216,18 @@ def test_a_long_text_is_cut_to_the_limit(hub: SilentHub, opened: Opened) -> None
     agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
     (event,) = hub.hear(Event, count=1)
     assert isinstance(event, Event) and len(event.text) == protocol.TEXT
+
+
+def test_a_jump_of_the_clock_does_not_move_the_time_of_a_summary(
+    hub: SilentHub, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = opened(Agent(hub.endpoint, doing))
+    began_s = time.time()
+    agent.introduce(make_hello(0, 1, began_s=began_s), None)
+    monkeypatch.setattr("agents.rank.agent.time.time", lambda: began_s + 3600.0)
+    agent.send(make_summary(5))
+    (summary,) = hub.hear(Summary, count=1)
+    assert isinstance(summary, Summary) and 0.0 <= summary.time_s - began_s < 1800.0
 
 
 HELLO = make_hello(0, 1, revision=3)

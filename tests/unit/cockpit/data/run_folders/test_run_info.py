@@ -119,6 +119,19 @@ def test_the_steps_are_those_whose_loss_is_shown() -> None:
     assert final_summary(store).steps == 160
 
 
+def test_the_time_of_a_run_counts_from_the_first_start_of_its_ranks() -> None:
+    """After a change of the layout, the ranks are new processes."""
+    store = store_of()
+    began_s = store.state.hellos[0].began_s
+    for hello in list(store.state.hellos.values()):
+        store.apply([structs.replace(hello, earlier_s=1440.0)])
+    wall_s = final_summary(store).wall_s
+    assert wall_s == pytest.approx(1440.0 + 109.5)
+    began = plain_info(run_info(store, None, "demo"))["run"]["began"]
+    assert began == began_s - 1440.0
+    assert sections(store)["run"]["began"].endswith(", 25 min 50 s to the newest step")
+
+
 def test_a_final_summary_has_the_effect_of_each_change() -> None:
     saved = Event(START_S + 79, "info", "engine", "saved", {CHECKPOINT_STEP: 158})
     tried = FakeRun().trial("t", "reverted", 16, revision=9, ratio=1.02, low=1.0, high=1.04, why="not faster")

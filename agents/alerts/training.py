@@ -49,14 +49,15 @@ class Loss:
     def _own_records(self, state: RunState) -> Iterator[Finding]:
         """A loss or gradient norm in the ranks' newest records that is not finite. If the ranks do not exchange their
         measurements, the summary has only those of rank 0."""
-        broken = [
-            one
-            for rank, one in sorted(state.steps.items())
-            if (_is_broken(one.loss) or _is_broken(one.grad_norm)) and rank not in state.gone
-        ]
+        known = (one for one in state.steps.values() if one.loss is not None or one.grad_norm is not None)
+        broken = {
+            one.rank: one
+            for one in known
+            if (_is_broken(one.loss) or _is_broken(one.grad_norm)) and one.rank not in state.gone
+        }
         if broken:
-            first = broken[0]
-            yield _not_finite(state, first.step, first.loss, first.grad_norm, [one.rank for one in broken])
+            first = broken[min(broken)]
+            yield _not_finite(state, first.step, first.loss, first.grad_norm, sorted(broken))
 
     def _judge(self, state: RunState, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm

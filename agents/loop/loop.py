@@ -162,7 +162,8 @@ class Loop:
         try:
             yield report
         except BaseException:  # the program has failed, or has not executed the step
-            self.at(report.number, PAUSE)
+            if self.doing[0] == report.number:
+                self.at(report.number, PAUSE)
             raise
         self.end(report, 1e3 * (time.perf_counter() - start))
 

@@ -61,6 +61,7 @@ class Watch:
         hooks.wrap(torch.autograd, "backward", self._backward)  # `Tensor.backward` calls it too
         hooks.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         hooks.wrap(torch.amp.GradScaler, "scale", self._scale)
+        hooks.wrap(torch, "save", self._save, also=(torch.serialization,))
         if torch.distributed.is_available():
             self._listen_to_collectives()
         if os.path.isdir(OPEN_FILES):
@@ -98,6 +99,13 @@ class Watch:
         tokens: Any = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if hasattr(tokens, "numel"):
             self._tokens = (self._tokens or 0) + int(tokens.numel())
+
+    def _save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._phases.enter("checkpoint")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._phases.leave("checkpoint")
 
     def _scale(self, original: Any, scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         scaled = original(scaler, outputs, *args, **kwargs)

@@ -194,7 +194,7 @@ class _Training:
     def _count_tokens(self, inputs: Any) -> int:
         """The tokens of a micro-batch; without padding, if the trainer counts so (`include_num_input_tokens_seen`)."""
         if getattr(self._args, "include_num_input_tokens_seen", None) == "non_padding":
-            pad = getattr(self._trainer.processing_class, "pad_token_id", None)
+            pad = getattr(getattr(self._trainer, "processing_class", None), "pad_token_id", None)
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
             if pad is not None and "input_ids" in inputs:

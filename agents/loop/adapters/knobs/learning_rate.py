@@ -136,12 +136,11 @@ def torch_optimizers(optimizer: Any) -> Iterator[Any]:
     """The innermost optimizers, whose steps update the weights: those inside the wrappers of Accelerate, DeepSpeed and
     Megatron, and inside the containers of torchtitan and Megatron."""
     parts = next((found for name in PARTS if (found := getattr(optimizer, name, None))), None)
-    inner = getattr(optimizer, INNER, optimizer)
-    if parts is not None:
-        for part in parts:
-            yield from torch_optimizers(part)
-    elif inner is not optimizer:
-        if inner is not None:
-            yield from torch_optimizers(inner)
-    else:
-        yield optimizer
+    if parts is None:
+        inner = getattr(optimizer, INNER, optimizer)
+        if inner is optimizer:
+            yield optimizer
+            return
+        parts = [] if inner is None else [inner]
+    for part in parts:
+        yield from torch_optimizers(part)

@@ -1,6 +1,7 @@
 """`cockpit wrap`: the environment of the wrapped program, its reported steps and its knobs; an error in the cockpit's
 code must not break the program."""
 
+import io
 import os
 import subprocess
 import sys
@@ -502,3 +503,25 @@ def test_a_program_that_steps_alone_is_reported_and_steered_to_its_end(
     training(60)
     assert [ack.state for ack in watched.of(Ack)] == ["applied"]
     assert len(watched.of(Step)) > 10
+
+
+def test_a_save_of_the_program_is_a_checkpoint_and_a_closure_sees_its_own_rate(watched: Watched) -> None:
+    phases = watched.watch._phases
+    doing: list[str] = []
+
+    class Noted:
+        def __reduce__(self) -> Any:
+            doing.append(phases.current[0])
+            return (str, ())
+
+    torch.save({"weights": Noted()}, io.BytesIO())
+    torch.serialization.save(Noted(), io.BytesIO())
+    assert doing == ["checkpoint", "checkpoint"] and phases.current[0] == ""
+
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    watched.watch._rates.scale = 0.5
+    seen: list[float] = []
+    optimizer.step(lambda: seen.append(optimizer.param_groups[0]["lr"]))
+    assert (seen, weight.item(), optimizer.param_groups[0]["lr"]) == ([0.5], -0.25, 0.5)

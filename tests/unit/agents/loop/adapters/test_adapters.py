@@ -285,9 +285,15 @@ def test_optimizers_are_found_in_the_wrappers_of_libraries() -> None:
     pytest.importorskip("torch")
     one, two, three = (optimizer_of() for _ in range(3))
     zero = SimpleNamespace(optimizer=one, param_groups=one.param_groups)
-    chained = SimpleNamespace(
-        chained_optimizers=[SimpleNamespace(optimizer=two), SimpleNamespace(optimizer=None)]
-    )
+
+    class Chained:  # as Megatron's `ChainedOptimizer`
+        chained_optimizers = (SimpleNamespace(optimizer=two), SimpleNamespace(optimizer=None))
+
+        @property
+        def optimizer(self) -> Any:
+            raise AssertionError("ChainedOptimizer has more than one optimizer")
+
+    chained = Chained()
     container = SimpleNamespace(optimizers=[three, zero])
     with agents.join("r", hub="none") as loop:
         _, turn = declared(loop, zero, chained, container)

@@ -42,9 +42,7 @@ from agents.transport.curve_keys import Key
 from agents.transport.frame_filling import chunks
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES_QUEUED = (
-    512  # maximum number of queued frames, each of at most 256 KiB; the oldest records are dropped
-)
+FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
 ACKS_REPEATED = 4  # number of newest commands whose acks are sent again to a restarted hub
@@ -127,6 +125,7 @@ class ManyRanks:
         self._hello_s |= dict.fromkeys(sent, time.monotonic())
         wanted = set(sent)
         messages += [ack for acks in self._acks for ack in acks if ack.rank in wanted]
+        messages += [Gone(rank, clean=True) for rank in sent if rank in self._leaving]
         self._send(messages, codec.pack(self._relay))
 
     # ------------------------------------------------------------------------------------------- sending
@@ -179,7 +178,7 @@ class ManyRanks:
         second call does nothing. Waits at most `linger_s` seconds, by default as long as `HubLink.leave` does. If the
         hub does not confirm in time, this is logged.
         """
-        line, self._line = self._line, None
+        line = self._line
         if line is None:
             return
         if linger_s is None:
@@ -197,6 +196,7 @@ class ManyRanks:
             line.socket.poll(50, zmq.POLLIN | (zmq.POLLOUT if self._frames else 0))
             self._receive(line)
             self._flush(line)
+        self._line = None
         line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _flush(self, line: ReconnectingSocket) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,15 +17,12 @@ from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import between_machines, hub_of, kept, listening, named_hub, reach
 from agents.rundir.local_machine import this_host
 from agents.rundir.node_relay import LOCAL_RANK, through_relay
-from agents.rundir.runs import RunError
+from agents.rundir.runs import RunError, folder_name
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
-
-# Characters that a run's name may have and its folder's name may not.
-NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 
 
 def endpoint_for(
@@ -45,8 +41,7 @@ def _hub_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
     runs_dir = Path(os.environ.get("COCKPIT_RUNS") or "runs")
-    # The folder is directly in `runs_dir`, so that `cockpit` finds it.
-    named = NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"
+    named = folder_name(run)
     if hub != "auto":
         return named_hub(hub, run_dir or runs_dir / named)
     if world == 1 or agree:

@@ -1,6 +1,8 @@
 """Finds runs on disk: lists run folders, and resolves a run's name to the endpoints of its hub."""
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_f
 from agents.rundir.socket_directory import SOCKETS, check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
+NAME_BYTES = 200  # of a folder's name without its date; file systems allow 255 bytes
+# Characters that a run's name may have and its folder's name may not.
+_NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
@@ -33,6 +38,28 @@ class Run(Struct, frozen=True):
     @property
     def live(self) -> bool:
         return self.hub is not None and self.hub.live
+
+
+def folder_name(run: str) -> str:
+    """A legal name of a folder directly in the folder of runs, so that `cockpit` finds it. A name of a run may contain
+    other characters, and more bytes than the name of a file may have."""
+    name = _NOT_IN_FOLDERS.sub("-", run).lstrip(".").encode(errors="replace")[:NAME_BYTES]
+    return name.decode(errors="ignore") or "run"
+
+
+def check_path(folder: Path, what: str = "the run's folder") -> None:
+    """Raise RunError if the path is not UTF-8: messages, hub.json and JSON output could not contain it."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RunError(
+            f"{what} {printable(folder.absolute())} is not legal; legal: a path in UTF-8"
+        ) from None
+
+
+def printable(path: Path | str) -> str:
+    """A path with its bytes that are not UTF-8 written as ``\\xff``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def list_runs(runs_dir: Path) -> list[Run]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.protocol.base import clean
 from agents.wrap.exchange import ClosedError, StoreRanks
 
 if TYPE_CHECKING:
@@ -133,14 +134,17 @@ def run_name() -> str:
     """The name of the run: the name given to `cockpit wrap`, else the name of the script."""
     script = Path(sys.argv[0] if sys.argv else "")
     named = script.parent.name if script.stem == "__main__" else script.stem
-    return (os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
+    return clean(os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
 
 
 def own_folder(run: str) -> Path:
     """Create a run folder. The folder name is unique even if several processes, such as those of a sweep, start in the
     same second.
     """
-    folder = Path(os.environ.get("COCKPIT_RUNS") or "runs") / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
+    from agents.rundir.runs import folder_name
+
+    named = f"{folder_name(run)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(os.environ.get("COCKPIT_RUNS") or "runs") / named
     try:
         folder.mkdir(parents=True)
     except FileExistsError:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agents.rundir.runs import RunError
+from agents.rundir.runs import RunError, check_path
 
 
 def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
@@ -10,6 +10,7 @@ def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder"
     create a new folder with the name `named`; if that name is taken, add a number to it.
     """
     folder = chosen or named
+    check_path(folder, what)
     try:
         # Two runs may start in the same second and so have the same name.
         for again in range(2, 100):

@@ -14,7 +14,7 @@ import pytest
 from agents.hub.commands.journal_file import JournalFile
 from agents.protocol.base import RunError
 from agents.recording.writer import RecordingWriteError, RecordingWriter
-from agents.rundir.failure_file import FAILURE_FILE, STARTED_AGAIN, forget_failure
+from agents.rundir.failure_file import FAILURE_FILE, forget_failure
 from agents.rundir.hub_file import HUB_FILE, HubFile, write_hub_file
 from agents.rundir.hub_supervisor import HubSupervisor
 from agents.rundir.runs import COMMANDS_FILE, HUB_LOG, RECORD_FILE
@@ -104,7 +104,8 @@ def test_a_simulated_run_in_such_a_folder_ends_and_changes_nothing_else(tmp_path
         os.mkfifo(folder / name)
     for name in (LAYOUT_FILE, SCENARIO_FILE, LOG):
         (folder / name).symlink_to(target)
-    words = ["simulate", "layouts/demo.toml", "--scenario", "layouts/scenarios/straggler.toml", "--steps", "3", "--speed", "1000"]
+    scenario = "layouts/scenarios/straggler.toml"
+    words = ["simulate", "layouts/demo.toml", "--scenario", scenario, "--steps", "3", "--speed", "1000"]
     done = subprocess.run(
         [sys.executable, "-m", "engine", *words, "--run-dir", str(folder)],
         env=environment(),

@@ -114,6 +114,9 @@ def test_a_simulated_run_in_such_a_folder_ends_and_changes_nothing_else(tmp_path
         timeout=50,
     )
     assert done.returncode == 0, done.stderr
-    assert f"cannot write {folder / HUB_LOG}: not a regular file; the hub runs without it\n" in done.stderr
+    assert (
+        f"cannot write {folder / HUB_LOG}: {HUB_LOG} is not a regular file; the hub runs without it\n"
+        in done.stderr
+    )
     assert target.read_text() == "unchanged"
     assert not (folder / LAYOUT_FILE).is_symlink() and "[grid]" in (folder / LAYOUT_FILE).read_text()

@@ -264,6 +264,7 @@ class Hub:
             self._trials.run_ended()
         self._run_end.publish()
         self._log("info", "the hub has ended")
+        self._subscribers.end()
         while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
         self._close()

@@ -47,7 +47,7 @@ def _hub_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
     runs_dir = Path(os.environ.get("COCKPIT_RUNS") or "runs")
-    named = folder_name(run)  # directly in `runs_dir`, so that `cockpit` finds it
+    named = folder_name(run)
     if hub != "auto":
         return named_hub(hub, run_dir or runs_dir / named)
     folder = run_dir or stamped(runs_dir, named)

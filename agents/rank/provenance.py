@@ -21,16 +21,17 @@ def provenance(
 ) -> dict[str, Value]:
     """The facts `release`, `python`, `user` and, if given, `folder`, `checkpoints` and `command` (as a shell line).
 
-    A path that exceeds the maximum length of a fact is left out, because a truncated path would name another file.
+    A path that exceeds the maximum length of a fact, or cannot be sent as text, is left out: another text would name
+    another file.
     """
     facts: dict[str, Value] = {
         "release": release(),
         "python": platform.python_version(),
-        "user": user()[:LONGEST],
+        "user": clean(user())[:LONGEST],
     }
     for name, path in (("folder", folder), ("checkpoints", checkpoints)):
-        if path and len(str(path.absolute())) <= LONGEST:
-            facts[name] = str(path.absolute())
+        if path and len(whole := str(path.absolute())) <= LONGEST and whole == clean(whole):
+            facts[name] = whole
     if command:
         line = command_line(command)
         facts["command"] = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

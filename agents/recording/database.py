@@ -91,7 +91,7 @@ def check_files(path: Path, written: bool = False) -> None:
     try:
         return check_writable(*files)
     except OSError as error:
-        raise sqlite3.OperationalError(f"{error.filename} is {error.strerror}") from None
+        raise sqlite3.OperationalError(error.strerror) from None
 
 
 def _opened(path: Path, how: str, busy_s: float = BUSY_S) -> sqlite3.Connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agents.rundir.alert_target import alert_target
 from agents.rundir.hub_file import read_hub_file
-from agents.rundir.runs import HUB_LOG, RunError, resolve
+from agents.rundir.runs import HUB_LOG, RunError, check_path, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.rundir.standard_streams import say as say
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
@@ -201,6 +201,7 @@ def hub_of(
         yield named_hub(hub, run_dir), None
         return
     try:
+        check_path(run_dir)
         directory = sockets or make_socket_directory()
         endpoints = endpoints_in(directory)
     except (OSError, RunError) as error:

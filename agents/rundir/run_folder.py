@@ -7,13 +7,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from agents.protocol.base import RunError
+from agents.rundir.runs import RunError, check_path, folder_name
 
 
 def stamped(runs_dir: Path, name: str, at_s: float | None = None) -> Path:
     """The usual path of a run's folder: the run's name and the time of its start (None: now). The folder of another run
     may have this path already; `make_folder` then adds a number."""
-    return runs_dir / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(at_s))}"
+    return runs_dir / f"{folder_name(name)}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(at_s))}"
 
 
 def make_folder(
@@ -31,6 +31,7 @@ def make_folder(
     if a folder cannot be created.
     """
     folder = chosen or named
+    check_path(folder, what)
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)

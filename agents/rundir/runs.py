@@ -1,6 +1,7 @@
 """Finds runs on disk: lists run folders, and resolves a run's name to the endpoints of its hub."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from agents.rundir.hub_file import HUB_FILE, LOCK_FILE, ElsewhereError, HubFile,
 from agents.rundir.socket_directory import SOCKETS, check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
-NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
+NAME_BYTES = 200  # of a folder's name without its date; file systems allow 255 bytes
+# Characters that a run's name may have and its folder's name may not.
+_NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
@@ -34,6 +37,32 @@ class Run(Struct, frozen=True):
     @property
     def live(self) -> bool:
         return self.hub is not None and self.hub.live
+
+
+def folder_name(run: str) -> str:
+    """A legal name of a folder directly in the folder of runs, so that `cockpit` finds it. A name of a run may contain
+    other characters, and more bytes than the name of a file may have."""
+    return _in_folders(run) or "run"
+
+
+def _in_folders(run: str) -> str:
+    name = _NOT_IN_FOLDERS.sub("-", run).lstrip(".").encode(errors="replace")[:NAME_BYTES]
+    return name.decode(errors="ignore")
+
+
+def check_path(folder: Path, what: str = "the run's folder") -> None:
+    """Raise RunError if the path is not UTF-8: messages, hub.json and JSON output could not contain it."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RunError(
+            f"{what} {printable(folder.absolute())} is not legal; legal: a path in UTF-8"
+        ) from None
+
+
+def printable(path: Path | str) -> str:
+    """A path with its bytes that are not UTF-8 written as ``\\xff``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def list_runs(runs_dir: Path) -> list[Run]:
@@ -147,15 +176,6 @@ def _meant(target: str, runs_dir: Path) -> Path | None:
     if len(found) > 1:
         raise RunError(f"{target} can be any of {len(found)} runs: {_listed([run.name for run in found])}")
     return found[0].folder if found else None
-
-
-def folder_name(run: str) -> str:
-    """The name of the folder of the run `run`, directly in the folder of runs; launchers may add a time to it."""
-    return _in_folders(run) or "run"
-
-
-def _in_folders(run: str) -> str:
-    return NOT_IN_FOLDERS.sub("-", run).lstrip(".")
 
 
 def _listed(names: Sequence[str]) -> str:

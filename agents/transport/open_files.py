@@ -24,9 +24,10 @@ def descriptor_of(path: Path, flags: int) -> int:
         descriptor = os.open(path, _SAFE | flags, 0o666)
     except OSError as error:
         raise OSError(error.errno, _odd(path) or error.strerror, str(path)) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):  # only root can have made a device
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
     return descriptor
 
 
@@ -83,4 +84,6 @@ def _odd(path: Path) -> str:
         mode = path.lstat().st_mode
     except OSError:
         return ""
-    return "a link" if stat.S_ISLNK(mode) else "" if stat.S_ISREG(mode) else "not a regular file"
+    if stat.S_ISREG(mode):
+        return ""
+    return f"{path.name} is {'a link' if stat.S_ISLNK(mode) else 'not a regular file'}"

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.protocol.base import clean
 from agents.wrap.exchange import ClosedError, StoreRanks
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def run_name() -> str:
     """The name of the run: the name given to `cockpit wrap`, else the name of the script."""
     script = Path(sys.argv[0] if sys.argv else "")
     named = script.parent.name if script.stem == "__main__" else script.stem
-    return (os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
+    return clean(os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
 
 
 def current_device() -> int | None:

@@ -127,7 +127,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         try:
             engine = EngineProcess(layout, arguments, folder, "simulate" if simulation else "run")
         except OSError as error:
-            raise CockpitError(f"the engine cannot be started: {error}") from None
+            raise CockpitError(f"the engine cannot be started: {error.strerror}") from None
         with engine:
             app = CockpitApp(DemoSource(engine), keymap=keys, theme=chosen_theme, folder=folder)
             app.opening, app.remember_theme = Starting(engine), save_theme

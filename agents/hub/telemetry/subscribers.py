@@ -55,6 +55,7 @@ class Subscribers:
         self._update_log = update_log
         self._send = send
         self._clients: dict[bytes, _Client] = {}
+        self._ending = False  # whether the hub ends, so that requested rates no longer count
         self._built: dict[bool, _Snapshot] = {}  # the newest snapshots, with (True) and without rank detail
 
     def __len__(self) -> int:
@@ -100,6 +101,11 @@ class Subscribers:
         if viewer and sum(client.viewer for client in clients) >= VIEWERS:
             return f"{VIEWERS} clients with the role viewer"
         return None
+
+    def end(self) -> None:
+        """Serve all clients without delay from now on, because the hub ends. Otherwise, a client that requested a rate
+        would not get the last steps and the end of the run."""
+        self._ending = True
 
     def serve(self, now: float) -> bool:
         """Send each client the updates that it lacks, as far as its credit and its requested rate allow; returns True
@@ -171,7 +177,9 @@ class Subscribers:
 
     def _send_latest(self, identity: bytes, client: _Client, now: float) -> bool:
         request = client.request
-        if now < client.due_s or (client.latest_frames is None and client.seq == self._update_log.seq):
+        if (now < client.due_s and not self._ending) or (
+            client.latest_frames is None and client.seq == self._update_log.seq
+        ):
             return False
         client.latest_frames = client.latest_frames or LatestFrames(
             self._update_log, client.seq, request.ranks
@@ -185,7 +193,7 @@ class Subscribers:
             if client.latest_frames.done:
                 client.seq, client.latest_frames = client.latest_frames.reaches, None
                 break
-        if request.hz and (client.latest_frames is None or request.frame_bytes):
+        if request.hz and not self._ending and (client.latest_frames is None or request.frame_bytes):
             client.due_s = now + 1 / request.hz
             return False
         return client.latest_frames is not None

@@ -7,20 +7,24 @@ mirror waits.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from agents.protocol import Hello, Summary
+from agents.state.run_state import HISTORY
 from cockpit.data import format
 from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import folder_of
 from cockpit.export.command import needing
 from cockpit.export.curves import CurveWriter, TensorBoardWriter, WandbWriter, numbers
-from cockpit.printing import print_line
+from cockpit.export.mirror.delivery import Delivery, Refusal
+from cockpit.printing import complain, print_line
 
 EXTRA = "train-cockpit[export,mirror]"
 HZ = 1.0  # how often the hub sends new steps
+LONGEST_REASON = 2000  # characters of a reason that another program gives
 SILENT_S = 30.0  # the mirror ends when the hub has sent nothing for this long
 
 
@@ -83,7 +87,7 @@ TARGETS = {
     "otlp": Target(
         _otlp,
         "opentelemetry.exporter.otlp.proto.http.metric_exporter",
-        ("cockpit.export.mirror.otlp_writer:OtlpError",),
+        ("cockpit.export.mirror.delivery:Refusal",),
     ),
 }
 
@@ -96,19 +100,21 @@ class _NewSteps:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._last: Summary | None = None
+        # Step and time of the newest mirrored steps. The hub may send a step again, after a lost message for example.
+        self._known: dict[tuple[int, float], None] = {}
         self.first: int | None = None
         self.missed = 0
 
     def take(self, rebuilt: bool) -> list[Summary]:
         """The steps to mirror next: those that the last poll received or, if it received a snapshot (`rebuilt`), those
-        in the new state that come after the last mirrored step."""
-        if rebuilt:
-            found = self._connection.store.state.summaries
-            if self._last in found:
-                found = found[found.index(self._last) + 1 :]
-        else:
-            found = [update for update in self._connection.last if isinstance(update, Summary)]
+        in the new state; without those that are already mirrored."""
+        received = self._connection.store.state.summaries if rebuilt else self._connection.last
+        summaries = [update for update in received if isinstance(update, Summary)]
+        found = [one for one in summaries if (one.step, one.time_s) not in self._known]
         for summary in found:
+            self._known[summary.step, summary.time_s] = None
+            if len(self._known) > 2 * HISTORY:
+                del self._known[next(iter(self._known))]
             if self._last:
                 self.missed += max(0, summary.step - self._last.step - 1)
             else:
@@ -119,8 +125,9 @@ class _NewSteps:
 
 def mirror(run: str | None, to: str, out: str | None) -> int:
     """Send the steps of a live run to the program `to` (a key of `TARGETS`), from the oldest step that the hub keeps,
-    until the run ends. Returns 0 if the run ended, 1 if it failed. Raises CockpitError if the program does not accept
-    the steps."""
+    until the run ends. If the program does not accept steps, retry until the run ends. Returns 0 if the run ended and
+    all steps are written, otherwise 1. Raises CockpitError if the program cannot be used, or refuses the first steps
+    for good."""
     target = TARGETS[to]
     with needing(target.library.partition(".")[0], f"a mirror to {to}", EXTRA):
         import_module(target.library)  # before the connection, because this can take seconds
@@ -129,38 +136,56 @@ def mirror(run: str | None, to: str, out: str | None) -> int:
         connection.client.set_subscription(HZ, ranks=False)
         connection.wait_for_snapshot()
         hello = next(iter(connection.store.state.hellos.values()))
+        where = out or to
         try:
             writer, where = target.open(run, out, hello)
+        except OSError as error:
+            raise _problem(to, where, error) from None
         except errors as error:
-            raise CockpitError(_refusal(to, error)) from None
+            raise _problem(to, where, error) from None
         print_line(f"the steps of {hello.run} go to {where}")
+        delivery = Delivery(writer, errors, partial(_report, to))
         try:
-            steps, taken = _follow(connection, writer, hello.simulated)
-            writer.close()
-        except errors as error:
-            raise CockpitError(_refusal(to, error)) from None
+            taken = _follow(connection, delivery, hello.simulated)
+        except CockpitError:
+            delivery.close()
+            raise
+        delivery.close()
+        if isinstance(delivery.failure, OSError | Refusal) and not delivery.outage:
+            raise _problem(to, where, delivery.failure) from None
+        if (failure := delivery.failure) and not delivery.outage:
+            raise failure
         since = f", from step {taken.first:,} on" if taken.first is not None else ""
-        late = (
-            f"; {taken.missed:,} steps are missing, because this mirror was too slow" if taken.missed else ""
-        )
-        print_line(f"{steps:,} steps written{since}{late}")
-        return 0 if connection.store.link is LinkState.ENDED else 1
+        missed = taken.missed + delivery.dropped
+        late = f"; {missed:,} steps are missing, because this mirror was too slow" if missed else ""
+        print_line(f"{delivery.written:,} steps written{since}{late}")
+        rejected = getattr(writer, "rejected", 0)
+        if delivery.unsent:
+            complain(f"{delivery.unsent:,} steps are not written, because {to} did not accept them")
+        if rejected:
+            complain(f"{to} has rejected {rejected:,} of the values")
+        return 0 if connection.store.link is LinkState.ENDED and not (delivery.unsent or rejected) else 1
 
 
-def _follow(connection: Connection, writer: CurveWriter, simulated: bool) -> tuple[int, _NewSteps]:
-    """Write the run's steps with `writer` until the run ends. Returns the number of written steps, and the `_NewSteps`
-    that found them."""
-    new, steps, rebuilt = _NewSteps(connection), 0, True
+def _report(to: str, refusal: Refusal | None, seconds: float) -> None:
+    """Report the beginning of an outage and, if `refusal` is None, its end after `seconds`."""
+    if refusal:
+        complain(f"{_problem(to, to, refusal)}; the mirror retries until the run ends")
+    else:
+        print_line(f"{to} accepts the steps again, after {format.age(seconds)}")
+
+
+def _follow(connection: Connection, delivery: Delivery, simulated: bool) -> _NewSteps:
+    """Deliver the run's steps until the run or the delivery ends. Returns the `_NewSteps` that found them."""
+    new, rebuilt = _NewSteps(connection), True
     while True:
-        found = new.take(rebuilt)
-        if found:
-            writer.write([(summary, numbers(summary, simulated)) for summary in found])
-            steps += len(found)
-        if connection.store.link in (LinkState.ENDED, LinkState.FAILED):
-            return steps, new
+        delivery.put([(summary, numbers(summary, simulated)) for summary in new.take(rebuilt)])
+        if connection.store.link in (LinkState.ENDED, LinkState.FAILED) or delivery.failure:
+            return new
         if (silent_s := connection.store.age_s or 0.0) > SILENT_S:
-            writer.close()
-            raise CockpitError(f"no message from the hub for {format.age(silent_s)}; {steps:,} steps written")
+            raise CockpitError(
+                f"no message from the hub for {format.age(silent_s)}; {delivery.written:,} steps written"
+            )
         rebuilt = connection.poll()
 
 
@@ -170,6 +195,18 @@ def _error(name: str) -> type[Exception]:
     return found
 
 
-def _refusal(to: str, error: Exception) -> str:
-    why = " ".join(str(error).split())[:200]
-    return f"{to} did not accept the steps" + (f": {why}" if why else "")
+def _problem(to: str, where: str, error: Exception) -> CockpitError:
+    """Why the program `to` did not accept the steps. `where`: the place of its files, or its address."""
+    if isinstance(error, OSError) and error.strerror:
+        return CockpitError(
+            f"{error.filename or where.partition(';')[0]} cannot be written: {error.strerror}"
+        )
+    why = " ".join(str(error).split())
+    return CockpitError(f"{to} did not accept the steps" + (f": {_shortened(why)}" if why else ""))
+
+
+def _shortened(why: str) -> str:
+    """A reason of at most `LONGEST_REASON` characters; the middle is left out, because the remedy is often at the
+    end."""
+    half = LONGEST_REASON // 2
+    return why if len(why) <= LONGEST_REASON else f"{why[:half]} … {why[-half:]}"

@@ -1,5 +1,6 @@
 """Writes steps as metrics of an MLflow run, with MLflow's client."""
 
+import os
 from collections.abc import Iterable
 
 from agents.protocol import Hello
@@ -19,6 +20,8 @@ class MlflowWriter:
     """
 
     def __init__(self, uri: str, hello: Hello) -> None:
+        # The mirror retries too, and for longer.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 

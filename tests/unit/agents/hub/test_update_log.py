@@ -292,3 +292,22 @@ def test_ranks_that_start_again_leave_no_records_behind() -> None:
         assert (one.world, one.restarts, sorted(one.hellos), sorted(one.steps)) == (2, 1, [0, 1], [0])
     log.state.apply(make_hello(2, 3))  # a new launcher, which counts restarts from 0 again
     assert (log.state.world, log.state.restarts, sorted(log.state.hellos)) == (3, 0, [2])
+
+
+def test_a_client_with_a_rate_gets_the_end_of_the_run_at_once() -> None:
+    """The hub serves its clients once more when it ends; a client that asked for a frame a second is not due then."""
+    for frame_bytes in (0, 4096):
+        update_log, sent = UpdateLog(), Wire()
+        subscribers = Subscribers(update_log, sent.send)
+        update_log.publish(make_hello(0, 1))
+        subscribers.credit(b"c", Credit(1, "", 0, 64, 1.0, False, frame_bytes), 0.0)
+        subscribers.serve(0.0)
+        update_log.publish(text(1))
+        subscribers.serve(1.0)
+        update_log.publish(text(2))
+        sent.take()
+        assert not subscribers.serve(1.01) and not sent.frames
+        subscribers.end()
+        while subscribers.serve(1.02):
+            pass
+        assert [update for updates in sent.take() for update in updates.updates] == [text(2)]

@@ -12,6 +12,7 @@ def test_facts_fit_and_are_printable(tmp_path: Path) -> None:
     command = ["/x/engine/__main__.py", "run", "a b.toml", "run.name=\x1b[31m", "y" * 300]
     facts = provenance.provenance(tmp_path, tmp_path / ("c" * 300), command)
     assert facts["folder"] == str(tmp_path)
+    assert "folder" not in provenance.provenance(tmp_path / "r\udcff"), "cannot be sent as text"
     assert "checkpoints" not in facts  # a shortened path would name another file
     line = facts["command"]
     assert isinstance(line, str) and line.startswith("engine run 'a b.toml' 'run.name= [31m'")

@@ -27,7 +27,7 @@ from agents.rundir.hub_file import (
 )
 from agents.rundir.local_machine import Machine, process_start, process_state, this_host, this_machine
 from agents.rundir.run_folder import make_folder, stamped
-from agents.rundir.runs import RunError, remove_unrecorded
+from agents.rundir.runs import RunError, check_path, folder_name, remove_unrecorded
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
 from agents.transport.addresses import Endpoints
 
@@ -287,3 +287,25 @@ def test_only_a_folder_without_a_recording_and_without_a_message_is_removed(tmp_
         remove_unrecorded(folder)
         assert folder.exists() == kept, name
         assert not kept or {file.name for file in folder.iterdir()} == set(files)
+
+
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [
+        ("a/b", "a-b"),
+        (".hidden", "hidden"),
+        ("/", "-"),
+        ("", "run"),
+        ("\U0001f600" * 64, "\U0001f600" * 50),  # 4 bytes each
+        ("r\udcff", "r?"),
+    ],
+)
+def test_a_run_of_any_name_gets_a_legal_folder(run: str, named: str, tmp_path: Path) -> None:
+    assert folder_name(run) == named
+    (tmp_path / f"{named}-20260101-000000-12345").mkdir()
+
+
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    check_path(tmp_path / "läuft")
+    with pytest.raises(RunError, match=r"the run's folder .*/r\\xffn is not legal; legal: a path in UTF-8"):
+        check_path(tmp_path / os.fsdecode(b"r\xffn"))

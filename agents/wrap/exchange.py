@@ -19,10 +19,9 @@ class ClosedError(Exception):
 class StoreRanks:
     """Gives this rank access to the store of the program's default process group. Create an instance while the process
     group exists. Threads other than the training thread call the methods. Once `closing` is set, waiting methods raise
-    ClosedError. `number`: how many runs this process has joined before; torchrun keeps one store for all process groups
-    of a job, so each run has keys of its own."""
+    ClosedError."""
 
-    def __init__(self, closing: threading.Event, number: int = 0) -> None:
+    def __init__(self, closing: threading.Event) -> None:
         import torch.distributed as dist
 
         self.rank: int = dist.get_rank()
@@ -32,7 +31,7 @@ class StoreRanks:
         if hasattr(store, "clone"):  # its own connection, so that waits of the program do not block ours
             store = store.clone()
             store.set_timeout(timedelta(seconds=TIMEOUT_S))
-        self._store: Any = dist.distributed_c10d.PrefixStore(f"{PREFIX}/{number}", store)
+        self._store: Any = dist.distributed_c10d.PrefixStore(PREFIX, store)
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key. Raises ClosedError if the program ends."""

@@ -22,15 +22,15 @@ JOIN_S = 5.0  # how long the end of a program waits for the thread
 
 
 class Joining:
-    """The thread that joins a run. `number`: how many runs this process has joined before. `done`: whether the thread
-    has ended, successfully or not. `failure`: why this process could not join."""
+    """The thread that joins a run. `done`: whether it has ended, successfully or not. `failure`: why this process could
+    not join."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self) -> None:
         import torch.distributed as dist
 
         self.closing = threading.Event()
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self._ranks = StoreRanks(self.closing, number) if together else None
+        self._ranks = StoreRanks(self.closing) if together else None
         self._stack = ExitStack()
         self._reached: Reach | None = None
         self._facts: dict[str, Any] = {}

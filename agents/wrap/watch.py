@@ -43,7 +43,6 @@ class Watch:
         self._stepping: list[Any] = []  # optimizers in the middle of a step, the outermost first
         self._inside = False  # whether a collective is running, because it may call another one
         self._tokens: int | None = None
-        self._joins = 0  # runs that this process has joined and left
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
         self._joining: Joining | None = None
@@ -239,7 +238,7 @@ class Watch:
         if stages := sys.modules.get("torch.distributed.pipelining.stage"):
             self._hooks.wrap(stages._PipelineStageBase, "backward_one_chunk", self._backward_chunk)
         if self._joining is None and self._loop is None:
-            self._joining = Joining(self._joins)
+            self._joining = Joining()
             atexit.register(self.close)
             if multiprocessing.parent_process() is not None:  # such a process ends without its exit handlers
                 multiprocessing.util.Finalize(None, self.close, exitpriority=10)
@@ -285,14 +284,8 @@ class Watch:
 
         group = args[0] if args else kwargs.get("group")
         if group is None or group is dist.group.WORLD:  # all groups, with the store in which the ranks vote
-            self._hooks.guarded(self._leave_run)
+            self._hooks.guarded(self._hooks.end)
         return original(*args, **kwargs)
-
-    def _leave_run(self) -> None:
-        """Leave the run. If the program trains again, it joins another run."""
-        self.close()
-        self._joins += 1
-        self._begin_again()
 
     def forked(self) -> None:
         """Restart the measurement in a forked process, without the threads and sockets of the parent."""

@@ -311,15 +311,6 @@ def test_an_error_of_ours_ends_the_watch_and_is_reported_once(
     assert not watched.hooks.on and losses == training(60)
 
 
-def test_a_program_that_trains_again_after_its_process_group_is_shown_again(watched: Watched) -> None:
-    training(60)
-    first, watched.sent = watched.of(Step), []
-    watched.watch._rates.scale = 0.5
-    watched.watch._leave_run()  # as destroy_process_group does
-    training(60)
-    assert first and watched.of(Step) and watched.watch._rates.scale == 1.0
-
-
 def test_a_program_that_closes_what_it_has_not_opened_is_left_before(
     watched: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from cockpit.cli.steer.steering import ANSWER_S, plain_answer, print_estimates, 
 from cockpit.data import plain
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.knobs.values import split_change
-from cockpit.printing import print_json, print_line
+from cockpit.printing import print_json, print_line, run_mark
 
 
 def relayout(
@@ -78,9 +78,9 @@ def _preview(connection: Connection, text: str, as_json: bool) -> bool:
         raise CockpitError(str(error)) from None
     trusts = trust(connection.client.state.events)
     if as_json:
-        print_json(plain.marked({"kind": "preview"} | plain_answer(answer, trusts), connection.store))
+        print_json(plain.answer({"kind": "preview"} | plain_answer(answer, trusts), connection.store))
     elif answer.why:
-        print_line(f"✗ {answer.why}")
+        print_line(f"✗ {answer.why}{run_mark(connection.store)}")
     else:
         print_estimates(answer, trusts)
     return not answer.why

@@ -325,8 +325,8 @@ STARTS: dict[str, Callable[[Axis, torch.Tensor], tuple[AsyncCollective, torch.Te
     "all-to-all": lambda axis, x: axis.start_all_to_all(x, [2, 2], [2, 2]),
     "exchange": lambda axis, x: axis.start_row_exchange(x.view(2, 2), async_op=True),
     "ring": lambda axis, x: axis.start_ring(x),
-    "all-gather": lambda axis, x: (axis.start_all_gather(out := torch.empty(8), x), out),
-    "reduce-scatter": lambda axis, x: (axis.start_reduce_scatter(out := torch.empty(2), x), out),
+    "all-gather": lambda axis, x: (axis.start_all_gather(out := torch.empty(8), x, True), out),
+    "reduce-scatter": lambda axis, x: (axis.start_reduce_scatter(out := torch.empty(2), x, True), out),
 }
 
 

@@ -106,9 +106,12 @@ def _ended(store: Store) -> Diagnosis | None:
     of = f" of {format.grouped(planned)}" if planned else ""
     done = store.steps_done
     level = Level.GOOD if planned is None or store.finished else Level.NOTE
+    norm = ""
     if summary and not_finite(summary):
         level = Level.BAD
-    return Diagnosis(level, f"the run is over: {format.grouped(done)}{of} steps{loss}")
+    elif summary and _gradient_not_finite(summary):
+        level, norm = Level.BAD, f" · gradient norm {summary.grad_norm}"
+    return Diagnosis(level, f"the run is over: {format.grouped(done)}{of} steps{loss}{norm}")
 
 
 def _stale(store: Store) -> Diagnosis | None:
@@ -122,6 +125,12 @@ def _stale(store: Store) -> Diagnosis | None:
 def not_finite(summary: Summary) -> bool:
     """Whether the loss of a step is NaN or infinite; a missing loss is neither."""
     return summary.loss is not None and not math.isfinite(summary.loss)
+
+
+def _gradient_not_finite(summary: Summary) -> bool:
+    """Whether the gradient norm of a step is NaN or infinite. With fp16 that is normal: the scaler skips the update."""
+    norm, scaled = summary.grad_norm, summary.skipped and summary.loss_scale is not None
+    return norm is not None and not math.isfinite(norm) and not scaled
 
 
 def _loss_not_finite(store: Store) -> Diagnosis | None:

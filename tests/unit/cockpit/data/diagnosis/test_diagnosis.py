@@ -309,9 +309,15 @@ def test_a_failed_run_is_not_shown_as_good() -> None:
     assert diagnosis(store_with(FakeRun(steps=10), gone)).level is Level.GOOD
     assert diagnosis(store_with(FakeRun(steps=100), gone)).level is Level.NOTE
     store = store_with(FakeRun(steps=10), gone)
-    assert store.summary
-    store.apply([structs.replace(store.summary, loss=math.nan)])
+    last = store.summary
+    assert last
+    store.apply([structs.replace(last, loss=math.nan)])
     assert diagnosis(store).level is Level.BAD
+    store.apply([structs.replace(last, grad_norm=math.inf, skipped=True, loss_scale=1024.0)])
+    assert diagnosis(store).level is Level.GOOD
+    store.apply([structs.replace(last, grad_norm=math.nan)])
+    assert diagnosis(store).level is Level.BAD
+    assert diagnosis(store).sentence.endswith(" · gradient norm nan")
 
 
 def test_an_earlier_failure_is_not_the_cause_of_this_end() -> None:

@@ -78,10 +78,12 @@ def test_a_hub(opened: Opened, tmp_path: Path, sockets: Endpoints) -> None:
 
 
 COMMAND = """
-import threading, time, {package}.__main__ as package, {package}.cli.main as command
+import signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for its background jobs
+import {package}.__main__ as package, {package}.cli.main as command
 def main():
-    print("begins", flush=True)
     try:
+        print("begins", flush=True)
         time.sleep(60)
     finally:
         time.sleep(0.3)

@@ -23,7 +23,7 @@ from agents.transport.open_files import append_text
 from cockpit.data.sources.engine_process import EngineProcess
 from engine.checkpoint.folder_lock import LOCK, lock_folder
 from engine.config.toml import LAYOUT_FILE, load, write_copy, write_layout
-from engine.launch.processes.standard_output import LOG, LogFile
+from engine.launch.processes.standard_output import LOG
 from engine.simulate.run import SCENARIO_FILE
 from tests.unit.agents.fleet import environment
 
@@ -47,10 +47,21 @@ def start_engine(folder: Path) -> None:
         pass
 
 
+def write_output(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", OUTPUT, str(folder)], env=environment(), check=True, timeout=30)
+
+
 def hub_file(folder: Path) -> None:
     write_hub_file(folder, HubFile("run", "1", endpoints_in(folder / "sockets"), 1, 1, 0.0))
 
 
+OUTPUT = """
+import sys, pathlib
+from engine.launch.processes.standard_output import StandardOutput
+with StandardOutput(as_json=False) as output:
+    output.copy_to(pathlib.Path(sys.argv[1]))
+    print("line")
+"""
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "hub log": (HUB_LOG, start_hub),
     "failure, appended": (FAILURE_FILE, lambda folder: append_text(folder / FAILURE_FILE, "why\n")),
@@ -59,7 +70,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "layout": (LAYOUT_FILE, lambda folder: write_layout(load("layouts/demo.toml"), folder)),
     "scenario": (SCENARIO_FILE, lambda folder: write_copy(folder / SCENARIO_FILE, "text")),
     "lock": (LOCK, lock),
-    "output": (LOG, lambda folder: LogFile(folder / LOG).append(memoryview(b"line\n"))),
+    "output": (LOG, write_output),
     "output of a demo": (LOG, start_engine),
     "recording": (RECORD_FILE, lambda folder: RecordingWriter(folder / RECORD_FILE, 1 << 20, 1 << 20)),
     "log of the recording": (

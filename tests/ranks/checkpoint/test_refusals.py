@@ -47,7 +47,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     """Ordinary files already have the names of the checkpoint folders, so no rank can save. Training continues until
-    the last step."""
+    the last step, and the exit status says that the last checkpoint is missing."""
     checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):
@@ -59,7 +59,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
         str(tmp_path / "run"),
     ]
     done = run(*engine(DEMO, *SMALLER, *blocked), timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1 and "the last checkpoint was not saved" in done.stderr, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(steps_of(events)) == [0, 1, 2, 3]
     failed = [event for event in events if event["event"] == "checkpoint"]

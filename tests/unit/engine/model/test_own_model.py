@@ -171,7 +171,7 @@ def test_other_peoples_files_and_messages_run_no_code(
     context = single_rank_context(tmp_path)
     monkeypatch.setattr(rank_main, "leader_settings", lambda *_: (foreign, tmp_path, None, tmp_path))
     with pytest.raises(RefusedError, match="rank 0 names another model"):
-        rank_main.train(context, layout(), SimpleNamespace(), *[print] * 4, tmp_path, None, layout())  # type: ignore[arg-type]
+        rank_main.train(context, layout(), SimpleNamespace(), None, *[print] * 4, tmp_path, None, layout())  # type: ignore[arg-type]
     assert "foreign_module" not in sys.modules
 
 

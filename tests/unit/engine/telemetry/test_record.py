@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.toml import from_toml
-from engine.metering.axes import AXES
 from engine.planner.hardware.peaks import step_flops
 from engine.telemetry.records import StepRecords
-from engine.telemetry.step_summary import _HEAD, Collected, StepConditions, StepSummaries
+from engine.telemetry.step_summary import Collected
 from tests.unit.agents.fleet import make_summary
 
 
@@ -74,17 +73,3 @@ def test_flops_of_the_ranks_add_up_to_the_step() -> None:
         records = StepRecords(layout, cast(Any, world), [2 * pp, 2 * pp + 1], head=pp == 1)
         asked += records.model_flops(pairs)
     assert asked == pytest.approx(step_flops(model, 8 * model.seq_len, ranks * pairs))
-
-
-def test_the_summary_names_the_ranks_whose_loss_is_not_finite() -> None:
-    layout: Any = SimpleNamespace(
-        train=SimpleNamespace(precision="fp32", global_batch=4),
-        model=SimpleNamespace(seq_len=8, prediction_layers=range(1)),
-    )
-    sizes = {name: SimpleNamespace(size=1) for name in ("pp", "replicas")}
-    world: Any = SimpleNamespace(device=torch.device("cpu"), grid=SimpleNamespace(world=3), **sizes)
-    table = np.zeros((3, len(_HEAD) + 3 * len(AXES) + 1 + 2))
-    table[:, _HEAD.index("step_s")] = 0.1
-    table[:, _HEAD.index("loss")] = 0.5, math.nan, 0.25
-    found = StepSummaries(layout, world, False)._summary(table, StepConditions(7, 0, {}, 0.1, 1.0))
-    assert found is not None and math.isnan(found.summary.loss or 0.0) and found.summary.not_finite == [1]

@@ -125,7 +125,7 @@ class LateClient:
     """A client that receives a trial's state only after it has sent its decision on the trial."""
 
     def __init__(self) -> None:
-        self.state, self.denied, self.decided = RunState(), {}, []
+        self.state, self.denied, self.decided, self.age_s = RunState(), {}, [], 0.0
 
     def decide(self, trial: str, keep: bool) -> None:
         self.decided.append((trial, keep))

@@ -14,6 +14,7 @@ import pytest
 
 from engine.launch.processes.line_queues import LogQueue
 from engine.launch.processes.standard_output import LOG
+from tests.unit.cockpit.schemas import check
 
 SETUP = """
 import os, select, sys
@@ -114,6 +115,7 @@ def test_a_reader_that_returns_is_told_how_many_lines_are_missing(tmp_path: Path
     records += map(json.loads, script.process.stdout)
     errors = script.process.stderr.read().decode()
     missing = sum(record.get("lines", 0) for record in records)
+    check("engine-run", *(record for record in records if "lines" in record))
     read = [record["line"] for record in records if "line" in record]
     assert read[-1] >= 20_000 and missing + len(read) == read[-1] + 1
     assert errors.splitlines()[-1] == "True None", "the loss is an event, once"

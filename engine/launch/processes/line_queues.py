@@ -19,11 +19,13 @@ class LineQueue:
     """A bounded queue of output in front of a file, and a thread that writes it. If the queue stays full, whole lines
     are dropped, and `_gap` stands in their place."""
 
-    def __init__(self, patience_s: float):
+    _renews = False  # whether each written part renews the time that `put` may wait
+
+    def __init__(self) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0  # bytes that are queued or being written
         self._change = threading.Condition()
-        self._patience_s = self._left_s = patience_s
+        self._left_s = PATIENCE_S
         self._inside = False  # the queued output ends inside a line
         self._missing = 0  # complete lines that were dropped since the last queued line
         self._dropping_inside = False  # the dropped output ends inside a line
@@ -119,8 +121,8 @@ class LineQueue:
                 if self.failed:
                     self._parts.clear()
                     self._size = 0
-                if not self._size:
-                    self._left_s = self._patience_s
+                if not self._size or self._renews:
+                    self._left_s = PATIENCE_S
                 self._change.notify_all()
 
     def _write(self, part: bytes, at: int) -> int:
@@ -147,7 +149,7 @@ class StreamQueue(LineQueue):
     ):
         self._descriptor = descriptor
         self._gap_of, self._report, self._on_failure = gap, on_first_loss, on_failure
-        super().__init__(PATIENCE_S)
+        super().__init__()
 
     def _write(self, part: bytes, at: int) -> int:
         end = part.rfind(b"\n", at, at + WRITE_BYTES) + 1 or at + WRITE_BYTES
@@ -170,13 +172,16 @@ class StreamQueue(LineQueue):
 
 class LogQueue(LineQueue):
     """The queue in front of ``engine.log``. The first failed write is reported once. Later output is still written if
-    possible, after a line that gives the number of bytes that could not be written."""
+    possible, after a line that gives the number of bytes that could not be written. Unlike a reader, a file accepts
+    output at once, so lines are dropped only if it accepts nothing for `PATIENCE_S`."""
+
+    _renews = True
 
     def __init__(self, descriptor: int, path: str, say: Callable[[str], None]):
         self._descriptor, self._path, self._say = descriptor, path, say
         self._lost = 0  # bytes that the file did not accept
         self._said = False
-        super().__init__(0.0)
+        super().__init__()
 
     def _write(self, part: bytes, at: int) -> int:
         """Write as much as the file accepts. The rest is lost, so that a full disk does not fill the queue."""

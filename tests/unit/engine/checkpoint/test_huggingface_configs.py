@@ -21,13 +21,14 @@ from engine.config.sections.model import Model
 from engine.config.toml import LAYOUT_FILE, load
 from engine.sampling.settings import sampling_layout
 from engine.train.batches.corpus import read_text, validation_text
+
+pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'train-cockpit[hf]'")
+pytest.importorskip("transformers", reason="transformers is not installed")
+# After the checks: a test module that was skipped cannot be imported.
 from tests.unit.engine.checkpoint import transformers_defaults
 from tests.unit.engine.checkpoint.test_hostile_checkpoint import sign
 from tests.unit.engine.checkpoint.test_huggingface import STEP, ours, refused, tokens
 from tests.unit.engine.checkpoint.tiny_models import COMMON, LENGTH, MODELS, saved_model
-
-pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'train-cockpit[hf]'")
-pytest.importorskip("transformers", reason="transformers is not installed")
 
 ROOT = Path(__file__).parents[4]
 Json = dict[str, Any]
